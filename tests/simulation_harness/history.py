@@ -250,14 +250,14 @@ class History:
             self._plan_replacements()
         self.unhindered.plan(BUSY_S)
         self.commands.begin()
-        await self._pass(BUSY_S)
+        await self.pass_time(BUSY_S)
         self.fabric.spoiled = 0.0
         if self.faults is not None:
             self.faults.heal()
             self.brokers.heal()
             for lives in self.lives.values():
                 lives[-1].revise(self.revision)
-        await self._pass(SETTLE_S)
+        await self.pass_time(SETTLE_S)
         for lives in self.lives.values():
             lives[-1].spawn(lives[-1].kept.evict_all())
         await self._quiet()
@@ -283,7 +283,7 @@ class History:
         prompt = replace(self.prompt(name, healthy=True), readers=2, told_readers=2)
         for side in "PDE":
             self.loop.call_later(self.rng.random(), self.begin, side, prompt)
-        await self._pass(2.0)
+        await self.pass_time(2.0)
         await self._quiet()
         ends = {self.lives[side][-1].requests.said.get(name) for side in "PDE"}
         return ("DONE", "") if ends == {("DONE", "")} else next(iter(ends - {("DONE", "")}))
@@ -298,9 +298,9 @@ class History:
         p.kept.silent, e.kept.deaf = 0.0, True
         for holder in (p, e):
             holder.spawn(holder.kept.compute(prompt, self.computed))
-        await self._pass(4.0)
+        await self.pass_time(4.0)
         d.ask(prompt, f"{name}?", self.computed, self.held_stamps.__getitem__, keeps=False)
-        await self._pass(4.0)
+        await self.pass_time(4.0)
         for holder in (p, e):
             holder.spawn(holder.kept.evict_all())
         await self._quiet()
@@ -310,7 +310,7 @@ class History:
         """Note that an engine has written a state that it keeps by its content."""
         self.held_stamps.setdefault(name, set()).add(stamp)
 
-    async def _pass(self, seconds: float) -> None:
+    async def pass_time(self, seconds: float) -> None:
         end_s = self.loop.time() + seconds
         while self.loop.time() < end_s:
             await asyncio.sleep(1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import replace
 from random import Random
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Who = tuple["Life", int]
 """A life of a broker, and the epoch in which it leads."""
-PLAYED = 0.25
+PLAYED = 0.12
 """In how many histories there are stores."""
 STORES = "ST"
 WITHIN_S = 28.0
@@ -55,8 +55,10 @@ TO_ITSELF = 0.05
 """How many moves name one store twice."""
 SAID_AGAIN, CONTRADICTED = 0.15, 0.1
 """After how many commands their id is given again, with the same content or another one."""
-HASTY = 0.2
-"""How many commands have a short timeout."""
+HASTY, PATIENT = 0.2, 0.3
+"""How many commands have a short timeout, and how many one that outlasts a stream that breaks."""
+STRIKES = (0, 1, 1, 2)
+"""How often something goes wrong with stores."""
 LONGER = 0.1
 """How many callers name a prompt that goes on: of this a store may pin the beginning."""
 EVICTED = 0.5
@@ -67,10 +69,10 @@ class Commands:
     """Stores and callers of a history, if there are any."""
 
     def __init__(self, history: History) -> None:
-        """Decide whether there are any."""
+        """Begin without any."""
         # Numbers of its own: histories without stores stay as they are.
         self._rng = Random(history.report.seed + 4)  # noqa: S311
-        self.played = self._rng.random() < PLAYED
+        self._drawn = self._rng.random()
         self._history, self._loop = history, history.loop
         self.lives: dict[str, list[Store]] = {}
         self.promises = Promises(history, self.lives)
@@ -81,6 +83,11 @@ class Commands:
         self._caller = Process(history.loop, "router", "r")
         self._given = 0
         self._calling = 0
+
+    @property
+    def played(self) -> bool:
+        """Whether there are any."""
+        return self._drawn < PLAYED
 
     def begin(self) -> None:
         """Start the stores, and plan what is computed, asked for and commanded."""
@@ -100,14 +107,13 @@ class Commands:
                 if rng.random() < EVICTED:
                     self._later(WITHIN_S, self._evict, side, prompt)
             for asked in range(rng.randint(0, 2)):
-                self._later(
-                    WITHIN_S, self._ask, rng.choice("PDE"), prompt, f"{prompt.name}?{asked}"
-                )
+                name = f"{prompt.name}?{asked}"
+                self._later(WITHIN_S, self._ask, rng.choice("PDE"), prompt, name)
         for _ in range(rng.randint(2, 5)):
             self._later(WITHIN_S * 0.7, self._call, rng.choice(PLANS))
         if self._history.faults is not None:
-            for _ in range(rng.choice((0, 1, 1, 2))):
-                self._later(WITHIN_S, self._go_wrong, rng.choice(self._faults))
+            for _ in range(rng.choice(STRIKES)):
+                self._later(WITHIN_S, self._go_wrong, rng.choice(self.faults))
 
     def processes(self) -> list[Process]:
         """Return the processes of all lives."""
@@ -125,30 +131,46 @@ class Commands:
         return next(filter(None, words), "")
 
     async def find_one(self, name: str) -> tuple[str, str] | None:
-        """Return how a demand ends for a state that only a store has, after all commands on it."""
-        history, prompt = self._history, replace(self._prompt(name), timeout_ms=30_000)
-        p, d = history.lives["P"][-1], history.lives["D"][-1]
+        """Return how a demand ends for a state that only stores have, if commands end well.
+
+        Nothing hinders them but a slow network.
+        """
+        history = self._history
+        prompt = replace(self._prompt(name), timeout_ms=30_000, lease_ms=30_000)
+        p = history.lives["P"][-1]
         p.kept.silent = 0.0
-        await self._in_scheduler(p, p.kept.compute(prompt, history.computed))
+        self._compute("P", prompt)
+        await history.pass_time(4.0)
+        prefix = replace(prefix_of(prompt), revision=history.revision)
         here, there = self._rng.sample(STORES, 2)
-        words = ("", "")
-        for verb, to in (
-            *((Verb.PREFETCH, ""), (Verb.PIN, ""), (Verb.RELEASE, "")),
-            *((Verb.MOVE, there), (Verb.MOVE, here), (Verb.EVICT, "")),
-        ):
-            if verb is Verb.PIN:
-                await self._in_scheduler(p, p.kept.evict(prompt))
-            asked = self._asked(verb, prefix_of(prompt), here if to != here else there)
-            asked = replace(asked, timeout_s=20.0, to_store=to)
-            status = await self._caller.spawn(self._told(asked))
-            if status is None or status.outcome is not Outcome.DONE:
-                return (verb, "" if status is None else status.reason)
-            if to == there:
-                d.ask(prompt, f"{name}?", history.computed, history.held_stamps.__getitem__, False)
-                while f"{name}?" in d.requests.pending:
-                    await asyncio.sleep(0.1)
-                words = d.requests.said[f"{name}?"]
-        return words
+        plan = (
+            *((Verb.PREFETCH, here), (Verb.PIN, here), (Verb.RELEASE, here)),
+            *((Verb.MOVE, here), (Verb.EVICT, there)),
+        )
+        try:
+            for verb, store in plan:
+                if verb is Verb.EVICT and (end := await self._demand(prompt)) != ("DONE", ""):
+                    return end
+                asked = self._asked(verb, prefix, store)
+                asked = replace(asked, timeout_s=20.0, to_store=asked.to_store and there)
+                status = await self._caller.spawn(self._told(asked))
+                await history.pass_time(1.0)
+                if status is None or status.outcome is not Outcome.DONE:
+                    return verb, "" if status is None else status.reason
+                if verb is Verb.PREFETCH:
+                    self._evict("P", prompt)
+                    await history.pass_time(9.0)  # an eviction is told late
+        finally:
+            self._evict("P", prompt)
+        return "DONE", ""
+
+    async def _demand(self, prompt: Prompt) -> tuple[str, str]:
+        """Return how a demand of D for a state ends."""
+        requests, name = self._history.lives["D"][-1].requests, f"{prompt.name}?"
+        self._ask("D", prompt, name)
+        while name in requests.pending:
+            await self._history.pass_time(1.0)
+        return requests.said[name]
 
     # -- who there is -----------------------------------------------------------------------------
 
@@ -182,8 +204,9 @@ class Commands:
     # -- what goes wrong --------------------------------------------------------------------------
 
     @property
-    def _faults(self) -> tuple[Callable[[Store], None], ...]:
-        return (self._end, self._pause, self._cut, self._cut_from_broker, self._drain, self._forget)
+    def faults(self) -> Sequence[Callable[[Store], None]]:
+        """Return what may go wrong with a store."""
+        return (self._end, self.pause, self._cut, self.cut_from_broker, self._drain, self._forget)
 
     def _go_wrong(self, fault: Callable[[Store], None]) -> None:
         self._history.hinder()
@@ -192,7 +215,7 @@ class Commands:
         self._history.report.faults.append(f"{self._loop.time():.3f} {name} {store.name}")
         fault(store)
 
-    def _pause(self, store: Store) -> None:
+    def pause(self, store: Store) -> None:
         self._history.network.pause(store.process)
         pause_s = self._rng.choice((1.0, 12.0)) * self._rng.random()
         self._loop.call_later(pause_s, store.process.resume, context=Context())
@@ -200,12 +223,13 @@ class Commands:
     def _cut(self, store: Store) -> None:
         self._cut_hosts([self._rng.choice("pde")], store.process.host)
 
-    def _cut_from_broker(self, store: Store) -> None:
+    def cut_from_broker(self, store: Store) -> None:
         self._cut_hosts(list(self._history.brokers.hosts), store.process.host)
 
     def _cut_hosts(self, hosts: list[str], other: str) -> None:
         network = self._history.network
-        cut_s = self._rng.choice((2.0, 20.0)) * self._rng.random()
+        # Many are over when both sides have just noticed that they are cut off.
+        cut_s = self._rng.choice((self._rng.uniform(0.0, 3.0), self._rng.uniform(14.0, 18.0)))
         for host in hosts:
             network.cut(host, other)
             self._loop.call_later(cut_s, network.heal, host, other, context=Context())
@@ -245,16 +269,6 @@ class Commands:
         history = self._history
         engine, right = history.lives[side][-1], history.held_stamps
         engine.ask(prompt, name, history.computed, lambda of: right.get(of, set()), False)
-
-    async def _in_scheduler(self, engine: Any, work: Any) -> None:
-        done = asyncio.Event()
-
-        async def run() -> None:
-            await work
-            done.set()
-
-        engine.spawn(run())
-        await done.wait()
 
     # -- commands ---------------------------------------------------------------------------------
 
@@ -304,11 +318,21 @@ class Commands:
             verb,
             prefix,
             store,
-            timeout_s=rng.uniform(0.02, 0.6) if rng.random() < HASTY else rng.uniform(3.0, 12.0),
+            timeout_s=self._timeout_s(),
             for_s=rng.uniform(0.3, 12.0) if verb is Verb.PIN else 0.0,
             to_store=other if verb is Verb.MOVE else "",
         )
         return asked
+
+    def _timeout_s(self) -> float:
+        draw = self._rng.random()
+        if draw < HASTY:
+            return self._rng.uniform(0.02, 0.6)
+        return (
+            self._rng.uniform(20.0, 30.0)
+            if draw < HASTY + PATIENT
+            else self._rng.uniform(3.0, 12.0)
+        )
 
     async def _told(self, asked: Asked) -> CommandStatus | None:
         """Give a command, and return how it ended; None if nobody tells."""
@@ -346,6 +370,7 @@ class Commands:
         draw = self._rng.random()
         if draw > SAID_AGAIN + CONTRADICTED:
             return
+        await asyncio.sleep(self._rng.choice((0.0, 5.0)) * self._rng.random())
         contradicts = draw < CONTRADICTED
         if contradicts:
             asked = replace(asked, prefix=replace(asked.prefix, salt="another"))

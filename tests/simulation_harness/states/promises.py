@@ -178,7 +178,7 @@ class Promises:
     def ended(self, asked: Asked, status: CommandStatus) -> None:
         """Look at how a command has ended: as a store said, or for a reason of the broker."""
         if status.outcome is Outcome.REFUSED and status.reason in BY_BROKER:
-            if (status.reason == "SAME_STORE") != (asked.store == asked.to_store):
+            if status.reason == "SAME_STORE" and asked.store != asked.to_store:
                 self._broken(f"a {asked.verb} of {asked.store} is refused for {status.reason}")
             return
         said = [self._said(asked, verb, status.outcome) for verb, _ in asked.steps()]

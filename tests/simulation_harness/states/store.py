@@ -31,7 +31,7 @@ DRAIN_S = 20.0
 
 
 class Ground:
-    """What all lives of a store have: its layout and its memory, which the next life writes anew."""
+    """The layout and the memory of a store, which all of its lives share."""
 
     def __init__(self, name: str, layout: Layout, pages: int) -> None:
         """Lay out room for ``pages`` pages of the largest group."""
@@ -103,17 +103,18 @@ class Store:
             return f"{self.name} keeps what it staged or hashed for {sorted(kept)}"
         if self.requests._open or self.holdings._kept._writing:
             return f"{self.name} waits for states"
-        tokens = (
-            self.room.usable_bytes // self.room.slab_bytes - 1
-        ) * self.ground.shape.block_tokens
-        hashes = [
-            number.to_bytes(FORM.hash_bytes) for number in range(tokens // FORM.quantum_tokens)
-        ]
-        reserved = self.holdings.reserve(self._named(Prefix(FORM, tokens, tuple(hashes))))
+        reserved = self.holdings.reserve(self._named(self._largest()))
         if reserved is None:
             return f"{self.name} has no room, {self.commands.pins} pins and {len(self.held)} pieces"
         self.holdings.give_up(reserved)
         return f"{self.name} has pages of nobody" if self.holdings.used_bytes else ""
+
+    def _largest(self) -> Prefix:
+        """Return a state that needs all pages, one of them for its snapshot."""
+        blocks = self.room.usable_bytes // self.room.slab_bytes - 1
+        tokens = blocks * self.ground.shape.block_tokens
+        quanta = range(tokens // FORM.quantum_tokens)
+        return Prefix(FORM, tokens, tuple(one.to_bytes(FORM.hash_bytes) for one in quanta))
 
     def drain(self) -> Coroutine[Any, Any, None]:
         """Take nothing new, and wait for what is open."""
