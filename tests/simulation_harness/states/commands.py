@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Who = tuple["Life", int]
 """A life of a broker, and the epoch in which it leads."""
-PLAYED = 0.12
+PLAYED = 0.1
 """In how many histories there are stores."""
 STORES = "ST"
 WITHIN_S = 28.0
@@ -57,6 +57,7 @@ SAID_AGAIN, CONTRADICTED = 0.15, 0.1
 """After how many commands their id is given again, with the same content or another one."""
 HASTY, PATIENT = 0.2, 0.3
 """How many commands have a short timeout, and how many one that outlasts a stream that breaks."""
+PIN_S = (0.3, 12.0)
 STRIKES = (0, 1, 1, 2)
 """How often something goes wrong with stores."""
 LONGER = 0.1
@@ -319,7 +320,7 @@ class Commands:
             prefix,
             store,
             timeout_s=self._timeout_s(),
-            for_s=rng.uniform(0.3, 12.0) if verb is Verb.PIN else 0.0,
+            for_s=rng.uniform(*PIN_S) if verb is Verb.PIN else 0.0,
             to_store=other if verb is Verb.MOVE else "",
         )
         return asked
@@ -413,7 +414,8 @@ class Commands:
         before = self._leader
         address = brokers.addresses[0] if brokers.leader is None else brokers.leader.address
         channel = self._history.network.open_channel(address, Credentials(), brokers.several)
-        call = getattr(broker_pb2_grpc.BrokerStub(channel), method)  # type: ignore[arg-type]
+        stub: Any = broker_pb2_grpc.BrokerStub(channel)  # type: ignore[call-overload]
+        call = getattr(stub, method)
         try:
             response = await call(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:

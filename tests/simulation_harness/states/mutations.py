@@ -12,7 +12,7 @@ from restow.broker.client.engine.commands import StateOrder
 from restow.broker.core.commands import Commands, Given
 from restow.broker.core.common.actions import Action, SendCommand
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.state_commands import Answer, Outcome
+from restow.broker.state_commands import Answer, Outcome, Verb
 from simulation_harness.states import commands
 from simulation_harness.taken_out import Mutation, StandIn, instead, no_actions, nothing
 
@@ -74,6 +74,9 @@ def _count_a_use(self: Kept, prefix: Prefix) -> None:
         self._states.unpin(pinned.held)
 
 
+_PINS = [(Verb.PREFETCH, *4 * (Verb.PIN,))]
+
+
 def _without(*stand_ins: StandIn, only: Sequence[str] = ()) -> Mutation:
     """Return a mutation of histories that all have stores."""
     return instead((commands, "PLAYED", 1.0), *stand_ins, only=only)
@@ -82,7 +85,7 @@ def _without(*stand_ins: StandIn, only: Sequence[str] = ()) -> Mutation:
 def _strikes(name: str) -> tuple[StandIn, ...]:
     """Return what lets a fault of stores happen often, and no other one."""
     faults = property(lambda self: [getattr(self, name)])
-    return ((commands.Commands, "faults", faults), (commands, "STRIKES", [4]))
+    return ((commands.Commands, "faults", faults), (commands, "STRIKES", [8]))
 
 
 MUTATIONS: dict[str, Mutation] = {
@@ -90,7 +93,9 @@ MUTATIONS: dict[str, Mutation] = {
     "late command": _without((Commands, "tick", _tick_patiently)),
     # Let a pin last that was refused as late.
     "late pin": _without(
-        *_strikes("pause"), (commands, "HASTY", 1.0), (Commands, "tick", _tick_and_release_nothing)
+        *_strikes("pause"),
+        *((commands, "HASTY", 0.6), (commands, "PIN_S", (10.0, 20.0)), (commands, "PLANS", _PINS)),
+        (Commands, "tick", _tick_and_release_nothing),
     ),
     # Have the source of a move drop the state before the target has it.
     "moved before": _without((Commands, "_order", _order_at_the_source)),

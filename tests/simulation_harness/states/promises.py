@@ -82,8 +82,6 @@ class Promises:
         self._heard: set[tuple[Store, str, Verb]] = set()
         self._answers: dict[tuple[Store, str, Verb], Answer] = {}
         self._pins: dict[Store, dict[str, Promised]] = defaultdict(dict)
-        self._released: dict[tuple[Store, str], float] = {}
-        """When a store heard that a pin is over."""
         self._fetched: dict[Store, dict[Prefix, tuple[int, int]]] = defaultdict(dict)
         """How many states a store had evicted or forgotten when a command had brought one."""
         self._forgets: dict[Store, int] = defaultdict(int)
@@ -102,7 +100,7 @@ class Promises:
     # -- what stores hear and say -----------------------------------------------------------------
 
     def ordered(self, store: Store, order: StateOrder) -> None:
-        """Take note of what a store is told to do."""
+        """Take note of what a store does for the first time."""
         key = store, order.command_id, order.verb
         if key in self._heard:
             return
@@ -112,7 +110,6 @@ class Promises:
             names = [name for name, pin in pins.items() if order.prefix in pin.names]
             for name in [order.command_id] if order.command_id in pins else names:
                 del pins[name]
-                self._released[store, name] = self._now_s
         if order.verb is Verb.EVICT:
             self._fetched[store].pop(order.prefix, None)
             asked = self.asked[order.command_id]
@@ -205,11 +202,8 @@ class Promises:
             return
         for name, pin in store.commands._pins.items():
             promised = self._pins[store].get(name)
-            if store.process.paused:
-                self._released[store, name] = self._now_s
-            elif promised is None:
-                if self._now_s - self._released.get((store, name), 0.0) > GRACE_S:
-                    self._broken(f"{store.name} keeps a pin that was released")
+            if promised is None:
+                self._broken(f"{store.name} keeps a pin that was released")
             elif pin.until_s > promised.until_s + MOMENT_S:
                 self._broken(f"{store.name} keeps a pin for longer than it was asked to")
 

@@ -150,7 +150,7 @@ class Store:
                 on_offer=self._offered,
                 on_keep=lambda prefix: self.requests.hear(self._named(prefix)),
                 on_forget=self._forget,
-                on_command=self._commanded,
+                on_command=lambda order: self.commands.hear(order),
             )
             agent = AsyncAgent(self._brokers, self.name, self.life, 0, regions, settings)
             said = BesideThreads(self, session)
@@ -180,20 +180,20 @@ class Store:
         self.promises.forgets(self)
         self.holdings.forget_revision(revision)
 
-    def _commanded(self, order: StateOrder) -> None:
-        self.promises.ordered(self, order)
-        self.commands.hear(order)
-
     def _named(self, prefix: Prefix) -> Prefix:
         return replace(prefix, revision=prefix.revision or self.ground.layout.model.revision)
 
 
 class Commands(StateCommands):
-    """The store's commands, each answer of which is looked at."""
+    """The store's commands; each one, and each answer, is looked at."""
 
     def __init__(self, store: Store, *given: Any) -> None:
         super().__init__(*given)
         self._store = store
+
+    def _carry_out(self, order: StateOrder) -> None:
+        self._store.promises.ordered(self._store, order)
+        super()._carry_out(order)
 
     def _say(self, order: StateOrder, answer: Answer) -> None:
         self._store.promises.answered(self._store, order, answer)
