@@ -97,6 +97,18 @@ def test_a_repeated_command_changes_nothing_and_another_with_its_id_is_refused(
             stores.commands.find(tenant, name)
 
 
+def test_a_command_without_a_revision_is_the_same_when_its_store_has_come(stores: Stores) -> None:
+    unnamed = command(prefix=PREFIX._replace(revision=""), engine=EngineKey("t", "later"))
+    given = stores.give(unnamed)
+    assert given.answer.reason == "ENGINE_UNKNOWN"
+    later = holder(stores.world, "later")
+    later.record.keeps = True
+    assert stores.give(unnamed) is given
+    stores.give(unnamed._replace(command_id="d"))
+    stores.world.unregister(later)
+    assert stores.give(unnamed._replace(command_id="d")).command.prefix.revision
+
+
 def test_an_answer_counts_once_and_only_from_the_store_that_was_asked(stores: Stores) -> None:
     given = stores.give(command())
     for side, name in ((stores.b, "c"), (stores.p, "c"), (stores.a, "d")):

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from restow.broker.core.common.pair import DigestMode, Digests
+from restow.broker.state_commands import Verb
 from simulation_harness.history import Report
 from simulation_harness.main import histories
 from simulation_harness.misplaced import MISPLACED
@@ -39,6 +40,11 @@ def test_no_promise_is_broken() -> None:
     offers = sum((one.offers for one in found.values()), Counter[str]())
     assert offers["made"] > HISTORIES
     assert offers["not held"] > HISTORIES / 100
+    # Commands about states are carried out, and some of them can't be.
+    commands = sum((one.commands for one in found.values()), Counter[str]())
+    assert all(commands[f"{verb} DONE"] > HISTORIES / 20 for verb in Verb), commands
+    assert commands["prefetch MISSING NOT_HELD"] > HISTORIES / 20
+    assert commands["COMMAND_CONFLICT"] > HISTORIES / 100
 
 
 def test_without_faults_nothing_is_lost() -> None:

@@ -39,6 +39,7 @@ from simulation_harness.replaced import simulated
 from simulation_harness.several.brokers import Brokers
 from simulation_harness.several.faults import FleetFaults
 from simulation_harness.several.unhindered import Unhindered
+from simulation_harness.states.commands import Commands
 from simulation_harness.virtual_loop import Process, VirtualLoop
 from stamped.memory import HostMemory
 from stamped.requests import Prompt
@@ -101,6 +102,8 @@ class Report:
     faults: list[str] = field(default_factory=list)
     unhindered: Counter[str] = field(default_factory=Counter)
     """How handoffs ended where only brokers and their registry failed, and time had not run out."""
+    commands: Counter[str] = field(default_factory=Counter)
+    """How commands about states ended, by verb."""
     acts: int = 0
     """Batches in which one of several brokers granted, ended or freed something."""
     violation: str = ""
@@ -157,6 +160,7 @@ class History:
         self.found: list[BaseException] = []
         self.brokers = Brokers(self, self._make_hub)
         self.unhindered = Unhindered(self)
+        self.commands = Commands(self)
         self.faults = Faults(self) if faults else None
         if seed % SEVERAL_OF == SEVERAL_OF - 1:
             self.be_several(alone=seed % FLEET_ALONE_OF == FLEET_ALONE_OF - 1)
@@ -201,6 +205,7 @@ class History:
                     self.report.checks.mismatches += hub.directory.ledger.checks.mismatches
                 engines = [e for lives in self.lives.values() for e in lives]
                 self.report.offers = by_content(self.brokers.hubs, engines)
+                self.report.commands = self.commands.ended
                 for engine in engines:
                     self.report.ended.update(
                         f"{engine.side} {state} {reason}".strip()
@@ -244,19 +249,23 @@ class History:
         if self.report.seed % REPLACED_OF == REPLACED_OF - 1:
             self._plan_replacements()
         self.unhindered.plan(BUSY_S)
-        await self._pass(BUSY_S)
+        self.commands.begin()
+        await self.pass_time(BUSY_S)
         self.fabric.spoiled = 0.0
         if self.faults is not None:
             self.faults.heal()
             self.brokers.heal()
             for lives in self.lives.values():
                 lives[-1].revise(self.revision)
-        await self._pass(SETTLE_S)
+        await self.pass_time(SETTLE_S)
         for lives in self.lives.values():
             lives[-1].spawn(lives[-1].kept.evict_all())
         await self._quiet()
         await self._one_is_done("handoffs", self._serve_one)
         await self._one_is_done("demands for what is held", self._find_one)
+        if self.commands.played:
+            await self._one_is_done("commands and a demand", self.commands.find_one)
+            await self._quiet()
         self.unhindered.count()
 
     async def _one_is_done(
@@ -274,7 +283,7 @@ class History:
         prompt = replace(self.prompt(name, healthy=True), readers=2, told_readers=2)
         for side in "PDE":
             self.loop.call_later(self.rng.random(), self.begin, side, prompt)
-        await self._pass(2.0)
+        await self.pass_time(2.0)
         await self._quiet()
         ends = {self.lives[side][-1].requests.said.get(name) for side in "PDE"}
         return ("DONE", "") if ends == {("DONE", "")} else next(iter(ends - {("DONE", "")}))
@@ -289,9 +298,9 @@ class History:
         p.kept.silent, e.kept.deaf = 0.0, True
         for holder in (p, e):
             holder.spawn(holder.kept.compute(prompt, self.computed))
-        await self._pass(4.0)
+        await self.pass_time(4.0)
         d.ask(prompt, f"{name}?", self.computed, self.held_stamps.__getitem__, keeps=False)
-        await self._pass(4.0)
+        await self.pass_time(4.0)
         for holder in (p, e):
             holder.spawn(holder.kept.evict_all())
         await self._quiet()
@@ -301,7 +310,7 @@ class History:
         """Note that an engine has written a state that it keeps by its content."""
         self.held_stamps.setdefault(name, set()).add(stamp)
 
-    async def _pass(self, seconds: float) -> None:
+    async def pass_time(self, seconds: float) -> None:
         end_s = self.loop.time() + seconds
         while self.loop.time() < end_s:
             await asyncio.sleep(1.0)
@@ -356,7 +365,7 @@ class History:
         for life in self.brokers.running:
             if life.hub is not None and (live := life.hub.directory.ledger.live):
                 return f"{life.process.name} has {list(live)}"
-        return ""
+        return self.commands.unfinished()
 
     # -- who there is -----------------------------------------------------------------------------
 
@@ -364,7 +373,8 @@ class History:
         engines = [
             process for lives in self.lives.values() for e in lives for process in e.processes
         ]
-        return [*engines, *(life.process for life in self.brokers.lives)]
+        brokers = [life.process for life in self.brokers.lives]
+        return [*engines, *brokers, *self.commands.processes()]
 
     def hinder(self) -> None:
         """Note that a fault meets D, which may make it late."""
@@ -399,6 +409,7 @@ class History:
                 self.revision,
             )
         )
+        lives[-1].kept.for_stores = self.commands.played
 
     def _lost_since(self, side: str, name: str) -> bool:
         """Return whether a rank of D was lost after its broker knew that the handoff had ended.

@@ -128,7 +128,7 @@ def main() -> int:
         how = (options.without, True, digests, prepare)
         found = histories(options.first, options.histories, *how)
     events, count, broken, acts = 0, 0, 0, 0
-    ended, faults, offers, unhindered = (Counter[str]() for _ in range(4))
+    ended, faults, offers, unhindered, commands = (Counter[str]() for _ in range(5))
     for reports in found:
         for report in reports:
             count += 1
@@ -136,6 +136,7 @@ def main() -> int:
             ended += report.ended
             offers += report.offers
             unhindered += report.unhindered
+            commands += report.commands
             acts += report.acts
             faults.update(fault.split()[1] for fault in report.faults)
             if report.violation or options.seed is not None:
@@ -151,6 +152,7 @@ def main() -> int:
         f"handoffs that only these stood in the way of {dict(unhindered)}"
     )
     print(words_of(offers, broken))
+    print(f"commands about states: {dict(sorted(commands.items()))}")
     return 1 if broken else 0
 
 

@@ -31,6 +31,7 @@ from simulation_harness import kept_prefixes
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED
 from simulation_harness.several.mutations import MUTATIONS as OF_SEVERAL
+from simulation_harness.states.mutations import MUTATIONS as OF_COMMANDS
 from simulation_harness.taken_out import Mutation, both, instead, no_actions, nothing
 from stamped import requests
 from stamped.kept_states import Kept, KeptStates
@@ -254,5 +255,6 @@ MUTATIONS: dict[str, Mutation] = {
     "sampled once": instead((Handoff, "add_demand_message", _add_message_quietly)),
     **MISPLACED,
     **OF_SEVERAL,
+    **OF_COMMANDS,
 }
 """Where chance alone brings a fault about too seldom, it happens in each history, or alone."""

@@ -7,6 +7,7 @@ import logging
 import random
 import secrets
 import time
+import uuid
 from collections.abc import Iterator
 from functools import cache, partial
 from random import Random
@@ -59,6 +60,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             (time, "clock_gettime", network.own_time),
             (secrets, "token_hex", lambda n=8: f"{rng.getrandbits(8 * n):0{2 * n}x}"),
             (secrets, "randbits", rng.getrandbits),
+            (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))),
             (reader, "SPIN_S", 0.0),
             (reader, "POLL_S", 0.05),
             (hubs, "TICK_S", 0.25),

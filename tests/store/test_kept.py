@@ -498,6 +498,22 @@ def test_states_of_another_revision_are_others_and_are_dropped_alone() -> None:
     assert (kept.holds(new), kept.holds(old)) == (False, True)
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_state_that_is_dropped_while_it_is_read_stays_if_it_is_wanted(name: str) -> None:
+    kept = small(name)
+    keep(kept, [1] * 10)
+    state = prefix_of([1] * 10, 10)
+    for wanted in (True, False):
+        pinned = kept.pin(state)
+        assert pinned is not None
+        kept.evict(state)
+        if wanted:
+            kept.use(state)
+            kept.use(state)
+        kept.give_up(pinned)
+        assert (kept.holds(state), len(kept)) == (wanted, wanted)
+
+
 def test_pages_lie_where_files_can_be_read_directly() -> None:
     room = Room({"a": 10, "b": 5000, "c": 70_000}, 1 << 20)
     assert all(stride % PAGE_ALIGN_BYTES == 0 for stride in room.strides.values())

@@ -247,9 +247,8 @@ class StoredStates:
 
     def use(self, prefix: Prefix) -> None:
         """Note that a state in memory was wanted, so that it is evicted later."""
-        pinned = self.pin(prefix)
-        if pinned is not None:
-            self.give_up(pinned)
+        with self._changing():
+            self._kept.use(prefix)
 
     def reserve(self, prefix: Prefix) -> Pinned | None:
         """Find pages for a state of which parts may be here; None if there is no room."""

@@ -271,6 +271,15 @@ class Kept:
             self._touch(pinned.held, uses=1)
         return pinned
 
+    def use(self, prefix: Prefix) -> None:
+        """Count a state as used, if it is kept; one that was dropped while it is read stays."""
+        pinned = self.pin(prefix)
+        if pinned is None:
+            return
+        if any(not self._pieces[key].users for key in pinned.held):
+            self._add(prefix)
+        self._states.unpin(pinned.held)
+
     def pin_quietly(self, prefix: Prefix) -> Pinned | None:
         """Pin a state without counting it as used; None if it is not kept."""
         listed = self.shape.pieces(prefix)
@@ -316,13 +325,11 @@ class Kept:
                 self._pieces[key] = Piece(page, stride, pins=1, uses=uses)
                 self._changed(key, True)
                 brought.append(key)
-        keys = list(_keys(self.shape.pieces(prefix)))
+        keys = self._add(prefix)
         self._touch(keys, uses=0)
-        hashes = self.shape.block_hashes(prefix)
         if prefix.marked:
             last = self._pieces[keys[-1]]
             last.uses = max(last.uses, MARK_USES)
-        self._states.add(KeptState(StateKey.of(prefix), keys, prefix.position_tokens, hashes))
         self._states.unpin((*pinned.held, *brought))
 
     def give_up(self, pinned: Pinned) -> None:
@@ -377,6 +384,12 @@ class Kept:
         return last.clock + (1 + last.uses) * tokens / freed_bytes if freed_bytes else math.inf
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _add(self, prefix: Prefix) -> list[PieceKey]:
+        """Add a state whose pieces are kept; return these."""
+        keys, hashes = list(_keys(self.shape.pieces(prefix))), self.shape.block_hashes(prefix)
+        self._states.add(KeptState(StateKey.of(prefix), keys, prefix.position_tokens, hashes))
+        return keys
 
     def _held_tokens(self, listed: dict[str, list[PieceKey | None]], prefix: Prefix) -> int:
         """Return up to which token all groups have all whole blocks."""

@@ -41,6 +41,8 @@ class Given:
     """A command and how it stands."""
 
     command: Command
+    said: tuple[str, bytes]
+    """`Command.state` as the caller named it, perhaps without a revision."""
     asked: EngineKey
     """The store that was asked last."""
     until_s: float
@@ -59,7 +61,7 @@ class Given:
     def is_of(self, command: Command) -> bool:
         """Return whether ``command`` says the same as this command, but for its timeout."""
         own = self.command._replace(prefix=command.prefix, timeout_s=command.timeout_s)
-        return own == command and self.state == command.state
+        return own == command and self.said == command.state
 
     @property
     def open(self) -> bool:
@@ -99,6 +101,7 @@ class Commands:
     def give(self, command: Command, now_s: float) -> tuple[Given, list[Action]]:
         """Take a command, or find the same one. If no store can carry it out, it ends REFUSED.
 
+        An empty revision becomes that of the store's layout.
         Raises `CommandConflictError`, and `QuotaExceededError` for too many open commands.
         """
         tenant = self.tenants.setdefault(command.engine.tenant, OfTenant())
@@ -116,7 +119,11 @@ class Commands:
             raise QuotaExceededError(
                 f"{len(tenant.open)} commands of this tenant have not ended: wait until some have"
             )
-        given = Given(command, command.target or command.engine, now_s + command.timeout_s)
+        said, store = command.state, self._engines.get(command.engine)
+        if store is not None and not command.prefix.revision:
+            prefix = command.prefix._replace(revision=store.revision)
+            command = command._replace(prefix=prefix)
+        given = Given(command, said, command.target or command.engine, now_s + command.timeout_s)
         tenant.by_id[command.command_id] = tenant.open[command.command_id] = given
         tenant.open_bytes += size_bytes
         while len(tenant.by_id) > MAX_KNOWN and tenant.ended:

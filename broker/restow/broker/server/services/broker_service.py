@@ -269,7 +269,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub, tenant = self._hub, tenant_of(context)
         wait_s = wait_s_of(request.wait_ms)
         await hub.standing.lead(within_s=patience_s_of(context, LEADER_WAIT_S))
-        command = command_of(request.command, tenant, hub.directory.members.engines)
+        command = command_of(request.command, tenant)
         given, actions = hub.directory.commands.give(command, hub.now_s())
         key = tenant, command.command_id
         ended = hub.commanded.setdefault(key, asyncio.Event()) if given.open else None

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from restow.broker.core.commands import Given
 from restow.broker.core.common.events import Command
 from restow.broker.core.common.keys import EngineKey
-from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.ledger.handoff_table import MAX_ID_LENGTH
 from restow.broker.errors import RequestError
 from restow.broker.rpc.status import cut
@@ -21,13 +18,8 @@ MAX_PIN_MS = 86_400_000
 MAX_REASON_LENGTH = 64
 
 
-def command_of(
-    message: pb.StateCommand, tenant: str, engines: Mapping[EngineKey, EngineRecord]
-) -> Command:
-    """Return a caller's command; an empty revision becomes that of the store's layout.
-
-    Raises `RequestError` and `ChainInvalidError`.
-    """
+def command_of(message: pb.StateCommand, tenant: str) -> Command:
+    """Return a caller's command. Raises `RequestError` and `ChainInvalidError`."""
     for name in ("command_id", "engine_id"):
         _check_id(name, getattr(message, name))
     named = message.WhichOneof("verb")
@@ -47,8 +39,6 @@ def command_of(
         target = EngineKey(tenant, message.move.to_engine_id)
     key = EngineKey(tenant, message.engine_id)
     prefix = named_of(message.prefix, message.position_tokens)
-    if not prefix.revision and (engine := engines.get(key)) is not None:
-        prefix = prefix._replace(revision=engine.revision)
     timeout_s = message.timeout_ms / 1000 or DEFAULT_TIMEOUT_S
     return Command(message.command_id, verb, key, prefix, timeout_s, for_ms / 1000, target)
 
