@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engines.test_vllm_parameters import replying
 from engines.written_session import (
     BLOCKS,
+    GROUPS,
     PROMPT,
     PUBLISHED,
     Request,
@@ -22,6 +25,7 @@ from engines.written_session import (
 )
 from restow.agents.engines.common.blocks import Group, UnwrittenTokens
 from restow.agents.engines.common.registration import ConnectorSettings
+from restow.agents.engines.vllm.scheduler.requests import MOVED_REASON
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.broker.client import BrokerCallError
 
@@ -386,3 +390,20 @@ def test_d_asks_for_states_of_an_adapter_that_its_workers_have_loaded() -> None:
     d.allocated(second, BLOCKS, 9)
     assert session.take() == [("decline", "h")]
     assert d.step().received == {"r": False}, "a failed load, as vLLM's policy says"
+
+
+def test_replies_that_came_after_an_engine_was_told_to_leave_stay() -> None:
+    told, settings = Event(), ConnectorSettings()
+    one = SchedulerSide("E", "life", "kv_both", GROUPS, 0, Session(), settings, leaving=told)
+    first, later = replying(), replying()
+    first.request_id, later.request_id = "first", "later"
+    told.set()  # it is idle, and may have been taken back long before a request comes
+    one.new_request(first)
+    one.step()
+    assert first.max_tokens == 16
+    told.set()
+    one.step()
+    one.new_request(later)
+    one.step()
+    assert (first.max_tokens, first.stop_reason) == (4, MOVED_REASON)
+    assert later.max_tokens == 16

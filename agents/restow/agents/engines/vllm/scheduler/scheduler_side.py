@@ -144,6 +144,8 @@ class SchedulerSide:
 
     def new_request(self, request: Request) -> None:
         """Find the handoff of a request that came in, and cut P's prompt."""
+        if not self._movable:  # nobody was to move when the engine was told to leave
+            self._leaving.clear()
         self._alive.add(request.request_id)
         if is_movable(request):
             self._movable[request.request_id] = request
