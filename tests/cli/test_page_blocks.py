@@ -34,6 +34,7 @@ GOES_ON = "goes on until it is ended"
 SUITE = "takes minutes to hours: it is a suite of its own, of ./run nightly"
 CLUSTER = "needs Kubernetes; tests/deployment render such values"
 SECURITY = "tests/cli/test_security_page.py"
+SCALING = "tests/vllm_engines/test_scaling.py"
 LEFT_OUT: dict[str, dict[str, str]] = {
     "README.md": {
         "./run demo": "sets up an environment; ./run test runs the same demo (tests/demo)",
@@ -49,6 +50,10 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "docs/operators.md": {
         "restow serve --listen 0.0.0.0:7350 --tls": GOES_ON + f"; {SECURITY} starts one",
         "restow events --follow": GOES_ON + ", and the other takes ten minutes",
+        "start() {": SCALING,
+        "start d1 8201": SCALING,
+        "echo http://localhost:8201 > decode.txt": SCALING,
+        "echo http://localhost:8200 > prefill.txt": SCALING,
         "restow serve --listen 0.0.0.0:7350 --advertise": (
             GOES_ON + "; tests/operators_day has three of them, and tests/etcd such files"
         ),

@@ -102,6 +102,15 @@ class Decoding:
         return answer
 
 
+def test_replies_that_came_after_an_engine_was_told_to_leave_stay() -> None:
+    # An idle engine takes no step: it may be told to stay again before a request comes.
+    engine = Decoding()
+    engine.orders.leave()
+    one = engine.reply("one", PROMPT)
+    engine.side.step()
+    assert not moves(one)
+
+
 def test_a_server_that_parses_replies_keeps_them() -> None:
     engine = Decoding(parses=True)
     one = engine.reply("one", PROMPT)

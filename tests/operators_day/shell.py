@@ -22,8 +22,6 @@ from types import TracebackType
 from forked.commands import restow_program
 
 _END = "end-of-this-command"
-_LONGEST_S = 120.0
-"""A command may take so long, and so long is looked for what one is to print."""
 _AGAIN_S = 0.5
 _LINES, _COLUMNS = 40, 100
 _REAPER = """
@@ -50,12 +48,15 @@ class Shell:
         environment: Mapping[str, str],
         ports: Mapping[int, int],
         programs: Mapping[str, str],
+        longest_s: float = 120.0,
     ) -> None:
         """Start a shell in ``folder``; ``ports`` says what stands for a port of the page.
 
-        ``programs`` are commands of a shell, by the names that they are typed by.
+        ``programs`` are commands of a shell, by the names that they are typed by. A command may
+        take ``longest_s``, and so long is looked for what one is to print.
         """
         self.text = ""
+        self._longest_s = longest_s
         self._ports = dict(ports)
         tools = folder / "bin"
         tools.mkdir()
@@ -123,7 +124,7 @@ class Shell:
 
     def see(self, command: str, *expected: str) -> str:
         """Type a command until it prints what is expected, and show only the last time."""
-        last = time.monotonic() + _LONGEST_S
+        last = time.monotonic() + self._longest_s
         while True:
             printed, _ = self._run(command)
             if all(re.search(self._with_ports(one), printed, re.MULTILINE) for one in expected):
@@ -140,7 +141,7 @@ class Shell:
             raise UnexpectedOutputError("the shell has no input")
         stdin.write(f"{self._with_ports(command)}\nprintf '\\n{_END} %d\\n' $?\n".encode())
         stdin.flush()
-        read, last = b"", time.monotonic() + _LONGEST_S
+        read, last = b"", time.monotonic() + self._longest_s
         ending = re.compile(rf"\r\n{_END} (\d+)\r\n$".encode())
         while not (found := ending.search(read)):
             ready, _, _ = select.select([self._screen], [], [], max(0.0, last - time.monotonic()))

@@ -110,13 +110,15 @@ class Router:
         silence_s: float = 600.0,
         broker: AsyncAdminClient | None = None,
         find_s: float = 0.0,
+        may_change: bool = False,
     ) -> None:
         """Give up an engine that sends nothing for ``silence_s``.
 
         Ask the ``broker`` who holds each prompt, and wait ``find_s`` for its token ids and again
-        for the broker.
+        for the broker. ``may_change``: other engines may come later (`use`).
         """
         self._prefill, self._decode = prefill, decode
+        self._may_change = may_change
         self._broker, self._find_s = broker, find_s
         self._log = get_logger("restow.router")
         self._http = aiohttp.ClientSession(
@@ -124,6 +126,13 @@ class Router:
             # Less than engines keep a connection (vLLM: 5 s), so that none closes under a request.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
             cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def use(self, *sides: Sequence[tuple[str, str]]) -> None:
+        """Ask the P and D of these URLs and ids from now on; requests under way go on."""
+        known = {(one.url, one.engine_id): one for one in (*self._prefill, *self._decode)}
+        self._prefill, self._decode = (
+            [known.get(name) or RoutedEngine(*name) for name in side] for side in sides
         )
 
     def app(self) -> web.Application:
@@ -172,7 +181,8 @@ class Router:
         """
         handoff_id = str(uuid.uuid4())
         reply = None
-        if body is not None and len(self._decode) > 1 and bodies.is_movable(request.path, body):
+        may_move = self._may_change or len(self._decode) > 1
+        if body is not None and may_move and bodies.is_movable(request.path, body):
             reply = bodies.MovedReply(body)
         to_d = None
         if body is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -181,16 +183,16 @@ def router(
         list[str],
         typer.Option(
             "--prefill",
-            metavar="[ID=]URL",
-            help="A prefill engine. Repeat the option for more engines.",
+            metavar="[ID=]URL|@FILE",
+            help="A prefill engine, or a file with one in each line. Repeat it for more engines.",
         ),
     ],
     decode: Annotated[
         list[str],
         typer.Option(
             "--decode",
-            metavar="[ID=]URL",
-            help="A decode engine. Repeat the option for more engines.",
+            metavar="[ID=]URL|@FILE",
+            help="A decode engine, or a file with one in each line. Repeat it for more engines.",
         ),
     ],
     *,
@@ -217,29 +219,42 @@ def router(
     """Send each prompt to a prefill and a decode engine, under a handoff id of its own.
 
     Serves /v1/completions, /v1/chat/completions, /v1/responses, /v1/models and /health until
-    SIGTERM or SIGINT. Use it to try things; docs/router.md names routers for production.
+    SIGTERM or SIGINT. SIGHUP has it read files of engines again. Use it to try things;
+    docs/router.md names routers for production.
     """
     with _extra("router", "the router"):
         from aiohttp import web
 
         from restow.broker.router.routing import RoutedEngine, Router
     from restow.broker.client import AsyncAdminClient
+    from restow.broker.logs import get_logger
     from restow.broker.stderr import logging_to_stderr
 
     host, port = host_and_port(listen, ROUTER_PORT)
-    p = [RoutedEngine(*_url_and_id(words)) for words in prefill]
-    d = [RoutedEngine(*_url_and_id(words)) for words in decode]
+    p, d = ([RoutedEngine(*one) for one in _named(words)] for words in (prefill, decode))
     if find_ms and not all(engine.engine_id for engine in p):
         raise typer.BadParameter(
             "each prefill engine needs its id (ID=URL) to be found", param_hint="--find-ms"
         )
+    in_files = any(words.startswith("@") for words in (*prefill, *decode))
 
     async def app() -> web.Application:
-        if not find_ms:
-            return Router(p, d, silence_s).app()
-        client = AsyncAdminClient(connection.broker, credentials=connection.credentials())
-        served = Router(p, d, silence_s, client, find_ms / 1000).app()
-        served.on_cleanup.append(lambda _: client.close())
+        client = None
+        if find_ms:
+            client = AsyncAdminClient(connection.broker, credentials=connection.credentials())
+        router = Router(p, d, silence_s, client, find_ms / 1000, may_change=in_files)
+        served = router.app()
+        if client is not None:
+            served.on_cleanup.append(lambda _: client.close())
+
+        def read_again() -> None:
+            try:
+                router.use(_named(prefill), _named(decode))
+            except typer.BadParameter as error:
+                get_logger("restow.router").error("engines stay", detail=error.message)
+
+        if in_files:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
         return served
 
     with logging_to_stderr(log_format == "json"):
@@ -251,6 +266,19 @@ def router(
             access_log=None,
             print=lambda text: print(text, flush=True),
         )
+
+
+def _named(words: list[str]) -> list[tuple[str, str]]:
+    """Return the URLs and ids of engines; ``@FILE`` stands for the lines of a file."""
+    lines: list[str] = []
+    for one in words:
+        try:
+            lines += Path(one[1:]).read_text().split() if one.startswith("@") else [one]
+        except OSError as error:
+            raise typer.BadParameter(f"{one[1:]} can't be read: {error.strerror}") from None
+    if not lines:
+        raise typer.BadParameter(f"{' '.join(words)} names no engine")
+    return [_url_and_id(line) for line in lines]
 
 
 def _url_and_id(words: str) -> tuple[str, str]:

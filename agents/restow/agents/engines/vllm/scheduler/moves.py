@@ -83,7 +83,8 @@ class ReplyMoves:
         return not self._orders.empty()
 
     def begin(self, request: Request) -> None:
-        """Follow a request that came in, if its reply can move."""
+        """Follow a request that came in, if its reply can move; earlier orders are not for it."""
+        self.step()
         if not self._parses and is_movable(request):
             self._movable[request.request_id] = request
 
