@@ -20,6 +20,8 @@ from restow.broker.errors import ExtraMissingError
 
 ROUTER_PORT = 8000
 ENGINE = re.compile(r"(?:([^=]+)=)?(https?://[^\s@]+)")
+Engines = list[tuple[str, str]]
+"""URLs and ids."""
 HttpListenOption = Annotated[
     str | None,
     typer.Option(
@@ -231,11 +233,16 @@ def router(
     from restow.broker.stderr import logging_to_stderr
 
     host, port = host_and_port(listen, ROUTER_PORT)
-    p, d = ([RoutedEngine(*one) for one in _named(words)] for words in (prefill, decode))
-    if find_ms and not all(engine.engine_id for engine in p):
-        raise typer.BadParameter(
-            "each prefill engine needs its id (ID=URL) to be found", param_hint="--find-ms"
-        )
+
+    def named() -> tuple[Engines, Engines]:
+        p, d = _named(prefill), _named(decode)
+        if find_ms and not all(engine_id for _, engine_id in p):
+            raise typer.BadParameter(
+                "each prefill engine needs its id (ID=URL) to be found", param_hint="--find-ms"
+            )
+        return p, d
+
+    p, d = ([RoutedEngine(*one) for one in side] for side in named())
     in_files = any(words.startswith("@") for words in (*prefill, *decode))
 
     async def app() -> web.Application:
@@ -249,7 +256,7 @@ def router(
 
         def read_again() -> None:
             try:
-                router.use(_named(prefill), _named(decode))
+                router.use(*named())
             except typer.BadParameter as error:
                 get_logger("restow.router").error("engines stay", detail=error.message)
 
@@ -268,14 +275,14 @@ def router(
         )
 
 
-def _named(words: list[str]) -> list[tuple[str, str]]:
+def _named(words: list[str]) -> Engines:
     """Return the URLs and ids of engines; ``@FILE`` stands for the lines of a file."""
     lines: list[str] = []
     for one in words:
         try:
             lines += Path(one[1:]).read_text().split() if one.startswith("@") else [one]
-        except OSError as error:
-            raise typer.BadParameter(f"{one[1:]} can't be read: {error.strerror}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"{one[1:]} can't be read: {error}") from None
     if not lines:
         raise typer.BadParameter(f"{' '.join(words)} names no engine")
     return [_url_and_id(line) for line in lines]
