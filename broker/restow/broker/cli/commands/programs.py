@@ -281,8 +281,10 @@ def _named(words: list[str]) -> Engines:
     for one in words:
         try:
             lines += Path(one[1:]).read_text().split() if one.startswith("@") else [one]
-        except (OSError, UnicodeDecodeError) as error:
-            raise typer.BadParameter(f"{one[1:]} can't be read: {error}") from None
+        except OSError as error:
+            raise typer.BadParameter(f"{one[1:]} can't be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise typer.BadParameter(f"{one[1:]} is no text") from None
     if not lines:
         raise typer.BadParameter(f"{' '.join(words)} names no engine")
     return [_url_and_id(line) for line in lines]
