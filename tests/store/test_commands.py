@@ -186,6 +186,11 @@ def test_a_pin_that_came_too_late_is_released_alone(house: House) -> None:
         until(lambda: store.figures.pinned == 2)
         store._commands.hear(StateOrder("two", Verb.RELEASE, named))
         until(lambda: store.figures.pinned == 1)
+        other = replace(state(SECOND), revision=named.revision)
+        store._commands.hear(StateOrder("late", Verb.PIN, other, 60.0))  # which is missing
+        store._commands.hear(StateOrder("late", Verb.RELEASE, named))
+        store._commands.hear(StateOrder("last", Verb.PIN, named, 60.0))
+        until(lambda: store.figures.pinned == 2)
         store._commands.hear(StateOrder("three", Verb.RELEASE, named))
         until(lambda: store.figures.pinned == 0)
     house.p.evict_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from restow.agents.store.commands import StateCommands
 from restow.agents.store.kept import Kept
@@ -56,6 +57,13 @@ def _evict_anything(self: StateCommands, prefix: Prefix) -> Answer:
     return Answer(Outcome.MISSING, 0, "NOT_HELD", "")
 
 
+_release = StateCommands._release
+
+
+def _release_all(self: StateCommands, order: StateOrder) -> Answer:
+    return _release(self, replace(order, command_id=""))
+
+
 _carry_out = StateCommands._carry_out
 
 
@@ -74,9 +82,6 @@ def _count_a_use(self: Kept, prefix: Prefix) -> None:
         self._states.unpin(pinned.held)
 
 
-_PINS = [(Verb.PREFETCH, *4 * (Verb.PIN,))]
-
-
 def _without(*stand_ins: StandIn, only: Sequence[str] = ()) -> Mutation:
     """Return a mutation of histories that all have stores."""
     return instead((commands, "PLAYED", 1.0), *stand_ins, only=only)
@@ -88,15 +93,20 @@ def _strikes(name: str) -> tuple[StandIn, ...]:
     return ((commands.Commands, "faults", faults), (commands, "STRIKES", [8]))
 
 
+_LATE_PINS: Sequence[StandIn] = (
+    *_strikes("pause"),
+    (commands, "HASTY", 0.6),
+    (commands, "PIN_S", (10.0, 20.0)),
+    (commands, "PLANS", [(Verb.PREFETCH, *4 * (Verb.PIN,))]),
+)
+
 MUTATIONS: dict[str, Mutation] = {
     # Let commands that no store answers stay open.
     "late command": _without((Commands, "tick", _tick_patiently)),
     # Let a pin last that was refused as late.
-    "late pin": _without(
-        *_strikes("pause"),
-        *((commands, "HASTY", 0.6), (commands, "PIN_S", (10.0, 20.0)), (commands, "PLANS", _PINS)),
-        (Commands, "tick", _tick_and_release_nothing),
-    ),
+    "late pin": _without(*_LATE_PINS, (Commands, "tick", _tick_and_release_nothing)),
+    # Release all pins of a state in place of the one that is refused as late.
+    "late pins": _without(*_LATE_PINS, (StateCommands, "_release", _release_all)),
     # Have the source of a move drop the state before the target has it.
     "moved before": _without((Commands, "_order", _order_at_the_source)),
     # Let a move be done when the target has the state, and the source too.

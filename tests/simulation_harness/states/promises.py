@@ -105,14 +105,14 @@ class Promises:
         if key in self._heard:
             return
         self._heard.add(key)
-        pins = self._pins[store]
-        if order.verb is Verb.RELEASE:
-            names = [name for name, pin in pins.items() if order.prefix in pin.names]
-            for name in [order.command_id] if order.command_id in pins else names:
+        pins, asked = self._pins[store], self.asked[order.command_id]
+        if order.verb is Verb.RELEASE and asked.verb is Verb.PIN:
+            pins.pop(order.command_id, None)  # it came too late
+        elif order.verb is Verb.RELEASE:
+            for name in [name for name, pin in pins.items() if order.prefix in pin.names]:
                 del pins[name]
         if order.verb is Verb.EVICT:
             self._fetched[store].pop(order.prefix, None)
-            asked = self.asked[order.command_id]
             if asked.verb is Verb.MOVE and not self._said(asked, Verb.PREFETCH, Outcome.DONE):
                 self._broken(f"{store.name} drops a state before {asked.to_store} has it")
 
@@ -200,7 +200,11 @@ class Promises:
     def _look_at_store(self, store: Store) -> None:
         if store.agent is None or not store.process.alive:
             return
-        for name, pin in store.commands._pins.items():
+        pins = store.commands._pins
+        lasting = (name for name, pin in self._pins[store].items() if pin.until_s > self._now_s)
+        if gone := [name for name in lasting if name not in pins]:
+            self._broken(f"{store.name} has given up the pins {gone}")
+        for name, pin in pins.items():
             promised = self._pins[store].get(name)
             if promised is None:
                 self._broken(f"{store.name} keeps a pin that was released")

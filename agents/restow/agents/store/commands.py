@@ -144,10 +144,10 @@ class StateCommands:
         self._end(order, Answer(outcome, prefix.position_tokens))
 
     def _release(self, order: StateOrder) -> Answer:
-        """End all pins of a state; with the id of a late pin, that pin alone."""
+        """End all pins of a state; with the id of a late pin, no pin but that one."""
         names = [name for name, pin in self._pins.items() if pin.names(order.prefix)]
-        if order.command_id in self._pins:
-            names = [order.command_id]
+        if (order.command_id, Verb.PIN) in self._answers:
+            names = [name for name in names if name == order.command_id]
         if not names:
             words = "the store has no pin of this state"
             return Answer(Outcome.MISSING, 0, "NOT_PINNED", words)
