@@ -20,6 +20,13 @@ from simulation_harness.taken_out import Mutation, StandIn, instead, no_actions,
 _tick, _order, _answered = Commands.tick, Commands._order, Commands.answered
 
 
+_end = Commands._end
+
+
+def _end_as_if_new(self: Commands, given: Given, answer: Answer, now_s: float) -> list[Action]:
+    return _end(self, given, replace(answer, left_s=given.command.for_s), now_s)
+
+
 def _tick_patiently(self: Commands, now_s: float) -> list[Action]:
     for tenant in self.tenants.values():
         for given in tenant.open.values():
@@ -129,6 +136,13 @@ MUTATIONS: dict[str, Mutation] = {
     "command twice": _without(
         *((commands, "SAID_AGAIN", 1.0), (commands, "CONTRADICTED", 0.0)),
         (StateCommands, "_carry_out", _carry_out_again),
+        only=["kill_broker"],
+    ),
+    # Count the time of a pin from when a broker hears of it.
+    "pin anew": _without(
+        *((commands, "SAID_AGAIN", 1.0), (commands, "CONTRADICTED", 0.0)),
+        *((commands, "SAID_WITHIN_S", [20.0]), (commands, "PIN_S", (15.0, 25.0))),
+        *((commands, "STRIKES", [0]), (Commands, "_end", _end_as_if_new)),
         only=["kill_broker"],
     ),
     # Let a store be done with a prefetch before the state is there.

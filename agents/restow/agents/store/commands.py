@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from restow.agents.store.holdings import DiskThread, StoredStates
@@ -181,5 +181,7 @@ class StateCommands:
         self._say(order, answer)
 
     def _say(self, order: StateOrder, answer: Answer) -> None:
+        pin = self._pins.get(order.command_id)
+        left_s = max(pin.until_s - time.monotonic(), 0.0) if pin is not None else 0.0
         with contextlib.suppress(SessionClosedError):
-            self._session.answer_command(order.command_id, answer)
+            self._session.answer_command(order.command_id, replace(answer, left_s=left_s))
