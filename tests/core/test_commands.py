@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -24,9 +25,9 @@ from restow.broker.core.common.keys import EngineKey
 from restow.broker.errors import CommandConflictError, CommandUnknownError, QuotaExceededError
 from restow.broker.state_commands import Answer, Outcome, Verb
 
-DONE = Answer(Outcome.DONE, PREFIX.position_tokens)
 LATE_S = 30.0
 PIN_S = 100.0
+DONE = Answer(Outcome.DONE, PREFIX.position_tokens, left_s=PIN_S)
 
 
 def command(name: str = "c", verb: Verb = Verb.PREFETCH, **how: object) -> Command:
@@ -216,6 +217,17 @@ def test_a_pin_ends_by_itself_or_by_a_release_of_the_same_state(stores: Stores) 
     stores.give(command("same", Verb.RELEASE))
     stores.answer(stores.a, "same")
     assert {pin.left_s(stores.world.now_s) for pin in pins} == {0}
+
+
+@pytest.mark.parametrize(
+    ("said_s", "left_s"), [(PIN_S / 4, PIN_S / 4), (2 * PIN_S, PIN_S), (-1, 0)]
+)
+def test_a_pin_lasts_as_long_as_its_store_says(
+    stores: Stores, said_s: float, left_s: float
+) -> None:
+    pin = stores.give(command(verb=Verb.PIN, for_s=PIN_S))
+    stores.answer(stores.a, answer=replace(DONE, left_s=said_s))
+    assert pin.left_s(stores.world.now_s) == left_s
 
 
 def test_commands_are_limited_and_forgotten_long_after_their_end(stores: Stores) -> None:

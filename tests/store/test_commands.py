@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cli.broker_process import run_restow
-from restow.broker.client import AdminClient, Prefix
+from restow.broker.client import AdminClient, BlockingSession, Prefix
 from restow.broker.client.engine.commands import CommandStatus, StateOrder
-from restow.broker.state_commands import Outcome, Verb
+from restow.broker.state_commands import Answer, Outcome, Verb
 from store.engine_house import MANY, MIB, PROMPTS, House, found, kept
 from store.holding_engine import state, until
 
@@ -186,6 +186,27 @@ def test_a_pin_that_came_too_late_is_released_alone(house: House) -> None:
         until(lambda: store.figures.pinned == 2)
         store._commands.hear(StateOrder("two", Verb.RELEASE, named))
         until(lambda: store.figures.pinned == 1)
+        other = replace(state(SECOND), revision=named.revision)
+        store._commands.hear(StateOrder("late", Verb.PIN, other, 60.0))  # which is missing
+        store._commands.hear(StateOrder("late", Verb.RELEASE, named))
+        store._commands.hear(StateOrder("last", Verb.PIN, named, 60.0))
+        until(lambda: store.figures.pinned == 2)
         store._commands.hear(StateOrder("three", Verb.RELEASE, named))
         until(lambda: store.figures.pinned == 0)
     house.p.evict_all()
+
+
+def test_a_pin_that_is_repeated_is_answered_with_the_time_that_is_left(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Answer] = []
+    monkeypatch.setattr(BlockingSession, "answer_command", lambda *words: said.append(words[-1]))
+    with house.store("a store") as store:
+        kept(house, "a store", [FIRST])
+        named = replace(state(FIRST), revision=store.layout.model.revision)
+        for count in (1, 2):
+            store._commands.hear(StateOrder("one", Verb.PIN, named, 60.0))
+            until(lambda count=count: len(said) == count)  # type: ignore[misc]
+    house.p.evict_all()
+    assert 50 < said[1].left_s < said[0].left_s <= 60
+    assert replace(said[1], left_s=said[0].left_s) == said[0]

@@ -50,6 +50,8 @@ class Answer(Worded):
     """A stable word, if it was not carried out."""
     detail: str = ""
     """The reason in words."""
+    left_s: float = 0.0
+    """How long its pin still lasts; 0: it has ended, or there is none."""
 
 
 def refused(reason: str, words: str) -> Answer:

@@ -18,7 +18,7 @@ from restow.broker.state_commands import Answer, Outcome, Verb
 from restow.v1 import broker_pb2 as pb
 
 PREFIX = chain_of(range(65)).prefix(64)
-DONE = Answer(Outcome.DONE, 64)
+DONE = Answer(Outcome.DONE, 64, left_s=60.0)
 
 
 class Fake:

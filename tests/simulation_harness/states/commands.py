@@ -55,6 +55,8 @@ TO_ITSELF = 0.05
 """How many moves name one store twice."""
 SAID_AGAIN, CONTRADICTED = 0.15, 0.1
 """After how many commands their id is given again, with the same content or another one."""
+SAID_WITHIN_S = (0.0, 5.0)
+"""How long after a command its id is given again, at most."""
 HASTY, PATIENT = 0.2, 0.3
 """How many commands have a short timeout, and how many one that outlasts a stream that breaks."""
 PIN_S = (0.3, 12.0)
@@ -371,7 +373,7 @@ class Commands:
         draw = self._rng.random()
         if draw > SAID_AGAIN + CONTRADICTED:
             return
-        await asyncio.sleep(self._rng.choice((0.0, 5.0)) * self._rng.random())
+        await asyncio.sleep(self._rng.choice(SAID_WITHIN_S) * self._rng.random())
         contradicts = draw < CONTRADICTED
         if contradicts:
             asked = replace(asked, prefix=replace(asked.prefix, salt="another"))

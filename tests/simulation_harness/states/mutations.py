@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from restow.agents.store.commands import StateCommands
 from restow.agents.store.kept import Kept
@@ -17,6 +18,13 @@ from simulation_harness.states import commands
 from simulation_harness.taken_out import Mutation, StandIn, instead, no_actions, nothing
 
 _tick, _order, _answered = Commands.tick, Commands._order, Commands.answered
+
+
+_end = Commands._end
+
+
+def _end_as_if_new(self: Commands, given: Given, answer: Answer, now_s: float) -> list[Action]:
+    return _end(self, given, replace(answer, left_s=given.command.for_s), now_s)
 
 
 def _tick_patiently(self: Commands, now_s: float) -> list[Action]:
@@ -56,6 +64,13 @@ def _evict_anything(self: StateCommands, prefix: Prefix) -> Answer:
     return Answer(Outcome.MISSING, 0, "NOT_HELD", "")
 
 
+_release = StateCommands._release
+
+
+def _release_all(self: StateCommands, order: StateOrder) -> Answer:
+    return _release(self, replace(order, command_id=""))
+
+
 _carry_out = StateCommands._carry_out
 
 
@@ -74,9 +89,6 @@ def _count_a_use(self: Kept, prefix: Prefix) -> None:
         self._states.unpin(pinned.held)
 
 
-_PINS = [(Verb.PREFETCH, *4 * (Verb.PIN,))]
-
-
 def _without(*stand_ins: StandIn, only: Sequence[str] = ()) -> Mutation:
     """Return a mutation of histories that all have stores."""
     return instead((commands, "PLAYED", 1.0), *stand_ins, only=only)
@@ -88,15 +100,20 @@ def _strikes(name: str) -> tuple[StandIn, ...]:
     return ((commands.Commands, "faults", faults), (commands, "STRIKES", [8]))
 
 
+_LATE_PINS: Sequence[StandIn] = (
+    *_strikes("pause"),
+    (commands, "HASTY", 0.6),
+    (commands, "PIN_S", (10.0, 20.0)),
+    (commands, "PLANS", [(Verb.PREFETCH, *4 * (Verb.PIN,))]),
+)
+
 MUTATIONS: dict[str, Mutation] = {
     # Let commands that no store answers stay open.
     "late command": _without((Commands, "tick", _tick_patiently)),
     # Let a pin last that was refused as late.
-    "late pin": _without(
-        *_strikes("pause"),
-        *((commands, "HASTY", 0.6), (commands, "PIN_S", (10.0, 20.0)), (commands, "PLANS", _PINS)),
-        (Commands, "tick", _tick_and_release_nothing),
-    ),
+    "late pin": _without(*_LATE_PINS, (Commands, "tick", _tick_and_release_nothing)),
+    # Release all pins of a state in place of the one that is refused as late.
+    "late pins": _without(*_LATE_PINS, (StateCommands, "_release", _release_all)),
     # Have the source of a move drop the state before the target has it.
     "moved before": _without((Commands, "_order", _order_at_the_source)),
     # Let a move be done when the target has the state, and the source too.
@@ -119,6 +136,13 @@ MUTATIONS: dict[str, Mutation] = {
     "command twice": _without(
         *((commands, "SAID_AGAIN", 1.0), (commands, "CONTRADICTED", 0.0)),
         (StateCommands, "_carry_out", _carry_out_again),
+        only=["kill_broker"],
+    ),
+    # Count the time of a pin from when a broker hears of it.
+    "pin anew": _without(
+        *((commands, "SAID_AGAIN", 1.0), (commands, "CONTRADICTED", 0.0)),
+        *((commands, "SAID_WITHIN_S", [20.0]), (commands, "PIN_S", (15.0, 25.0))),
+        *((commands, "STRIKES", [0]), (Commands, "_end", _end_as_if_new)),
         only=["kill_broker"],
     ),
     # Let a store be done with a prefetch before the state is there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from restow.agents.store.room import PieceKey
@@ -69,6 +69,11 @@ class Promised:
     names: Collection[Prefix]
     pieces: Collection[PieceKey]
     until_s: float
+    released: bool = False
+
+    def release(self, now_s: float) -> None:
+        """Take note that it is over."""
+        self.until_s, self.released = min(self.until_s, now_s), True
 
 
 class Promises:
@@ -87,6 +92,8 @@ class Promises:
         self._forgets: dict[Store, int] = defaultdict(int)
         self._open_s: dict[tuple[Life, int, str], float] = {}
         """Since when a command is open at a broker that acts."""
+        self._ended_s: dict[tuple[Life, str], float] = {}
+        """When a broker was seen to know of a pin first."""
         self._clear_s: dict[tuple[Life, str], float] = {}
         """Since when nothing lies between a broker and a store."""
 
@@ -105,14 +112,19 @@ class Promises:
         if key in self._heard:
             return
         self._heard.add(key)
-        pins = self._pins[store]
+        asked = self.asked[order.command_id]
         if order.verb is Verb.RELEASE:
-            names = [name for name, pin in pins.items() if order.prefix in pin.names]
-            for name in [order.command_id] if order.command_id in pins else names:
-                del pins[name]
+            for name, pin in self._pins[store].items():
+                # A pin that came too late is released by its own command's id.
+                its = (
+                    name == order.command_id
+                    if asked.verb is Verb.PIN
+                    else order.prefix in pin.names
+                )
+                if its:
+                    pin.release(self._now_s)
         if order.verb is Verb.EVICT:
             self._fetched[store].pop(order.prefix, None)
-            asked = self.asked[order.command_id]
             if asked.verb is Verb.MOVE and not self._said(asked, Verb.PREFETCH, Outcome.DONE):
                 self._broken(f"{store.name} drops a state before {asked.to_store} has it")
 
@@ -120,7 +132,7 @@ class Promises:
         """Look at what a store answers: the same each time."""
         key = store, order.command_id, order.verb
         if key in self._answers:
-            if self._answers[key] != answer:
+            if self._answers[key] != replace(answer, left_s=self._answers[key].left_s):
                 self._broken(f"{store.name} answers {self._answers[key]} and then {answer}")
             return
         self._answers[key] = answer
@@ -200,9 +212,13 @@ class Promises:
     def _look_at_store(self, store: Store) -> None:
         if store.agent is None or not store.process.alive:
             return
-        for name, pin in store.commands._pins.items():
+        pins = store.commands._pins
+        lasting = (name for name, pin in self._pins[store].items() if pin.until_s > self._now_s)
+        if gone := [name for name in lasting if name not in pins]:
+            self._broken(f"{store.name} has given up the pins {gone}")
+        for name, pin in pins.items():
             promised = self._pins[store].get(name)
-            if promised is None:
+            if promised is None or promised.released:
                 self._broken(f"{store.name} keeps a pin that was released")
             elif pin.until_s > promised.until_s + MOMENT_S:
                 self._broken(f"{store.name} keeps a pin for longer than it was asked to")
@@ -223,12 +239,32 @@ class Promises:
                         self._broken(f"a {given.command.verb} is open after {open_s:g} s")
                 elif given.answer.reason == "COMMAND_LATE":
                     self._look_at_late(life, given)
+                elif given.left_s(self._now_s):
+                    self._look_at_pin(life, given)
 
     def _reaches(self, life: Life, record: EngineRecord, store: Store) -> bool:
         """Return whether nothing lies between a broker and a store."""
         cut = self._history.network.is_cut(life.process.host, store.process.host)
         there = record.has_session and record.incarnation == store.life
         return there and not cut and store.process.alive and not store.process.paused
+
+    def _look_at_pin(self, life: Life, given: Given) -> None:
+        """Check how long a broker says that a pin lasts, if the store's answer was not held up.
+
+        A release may have been carried out without the broker's knowledge, if it was late.
+        """
+        store, name = self._stores[given.asked.engine_id][-1], given.command.command_id
+        ended_s = self._ended_s.setdefault((life, name), self._now_s)
+        opened_s = given.store.session_s if given.store is not None else 0.0
+        since_s = max(opened_s + 2 * LOOK_S, ended_s - REACHED_S)
+        if self._clear_s.get((life, store.name), self._now_s) > since_s:
+            return
+        promised = self._pins[store].get(name)
+        if promised is None:
+            self._broken(f"{life.process.name} tells of a pin that {store.name} never had")
+        elif not promised.released and given.until_s > promised.until_s + REACHED_S:
+            over_s = given.until_s - promised.until_s
+            self._broken(f"{life.process.name} tells of a pin {over_s:g} s longer than it lasts")
 
     def _look_at_late(self, life: Life, given: Given) -> None:
         """Check that a store has heard of a late command, and that a late pin is over.

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from restow.agents.store.holdings import DiskThread, StoredStates
@@ -144,10 +144,10 @@ class StateCommands:
         self._end(order, Answer(outcome, prefix.position_tokens))
 
     def _release(self, order: StateOrder) -> Answer:
-        """End all pins of a state; with the id of a late pin, that pin alone."""
+        """End all pins of a state; with the id of a late pin, no pin but that one."""
         names = [name for name, pin in self._pins.items() if pin.names(order.prefix)]
-        if order.command_id in self._pins:
-            names = [order.command_id]
+        if (order.command_id, Verb.PIN) in self._answers:
+            names = [name for name in names if name == order.command_id]
         if not names:
             words = "the store has no pin of this state"
             return Answer(Outcome.MISSING, 0, "NOT_PINNED", words)
@@ -181,5 +181,7 @@ class StateCommands:
         self._say(order, answer)
 
     def _say(self, order: StateOrder, answer: Answer) -> None:
+        pin = self._pins.get(order.command_id)
+        left_s = max(pin.until_s - time.monotonic(), 0.0) if pin is not None else 0.0
         with contextlib.suppress(SessionClosedError):
-            self._session.answer_command(order.command_id, answer)
+            self._session.answer_command(order.command_id, replace(answer, left_s=left_s))

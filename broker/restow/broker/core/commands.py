@@ -250,7 +250,7 @@ class Commands:
         tenant = self.tenants[command.engine.tenant]
         given.answer = answer
         if command.verb is Verb.PIN:
-            given.until_s = now_s + command.for_s
+            given.until_s = now_s + min(answer.left_s, command.for_s)
         given.forget_s = now_s + given.left_s(now_s) + KEPT_S
         del tenant.open[command.command_id]
         tenant.open_bytes -= command.prefix.size_bytes

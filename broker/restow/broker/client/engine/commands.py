@@ -102,5 +102,6 @@ def answer_message(command_id: str, answer: Answer) -> pb.EngineMessage:
             tokens=answer.tokens,
             reason=answer.reason,
             detail=answer.detail,
+            left_ms=int(answer.left_s * 1000),
         )
     )

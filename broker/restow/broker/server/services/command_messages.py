@@ -61,7 +61,8 @@ def answer_of(status: pb.CommandStatus) -> Answer:
             f"tokens must not be negative, and a reason has at most {MAX_REASON_LENGTH} characters",
             field="tokens",
         )
-    return Answer(Outcome(outcome), status.tokens, status.reason, cut(status.detail))
+    left_s = status.left_ms / 1000
+    return Answer(Outcome(outcome), status.tokens, status.reason, cut(status.detail), left_s)
 
 
 def fill_status(filled: pb.CommandStatus, given: Given, now_s: float) -> None:
