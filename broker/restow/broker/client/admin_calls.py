@@ -153,7 +153,8 @@ def command(
     ``verb`` says what the store is to do. ``command_id`` is new for each command; a repeated call
     changes nothing. A pin lasts ``for_s``. A move needs ``to_store``, unless ``store`` is an engine
     whose replies are to move. The command ends within ``timeout_s``, and the call waits for its end
-    up to ``wait_s``. Engines and routers may call it too. Raises `ChainInvalidError`, and `BrokerCallError`: COMMAND_CONFLICT, QUOTA_EXCEEDED.
+    up to ``wait_s``. Engines and routers may call it too. Raises `ChainInvalidError`, and
+    `BrokerCallError`: COMMAND_CONFLICT, QUOTA_EXCEEDED.
     """
     request = command_request(
         command_id,
