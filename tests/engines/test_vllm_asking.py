@@ -316,7 +316,10 @@ def test_a_state_with_which_two_requests_begin_is_read_once() -> None:
     fork = Fork()
     assert fork.d.loadable_tokens(fork.second, 0) is None
     assert fork.d.decides("first"), "vLLM tells when the request begins"
+    assert fork.first.shared_prefix_boundary == 96, "vLLM keeps the state that is loaded"
     fork.d.allocated(fork.first, BLOCKS, 0)
+    assert fork.d.loadable_tokens(fork.second, 0) is None, "vLLM caches states with the next step"
+    fork.d.step()
     assert not fork.d.decides("first")
     assert fork.d.loadable_tokens(fork.second, 96) == 0
     assert not fork.d.decides("second")
@@ -342,3 +345,4 @@ def test_a_state_that_is_not_cached_when_it_is_loaded_is_read_by_each_request() 
     # It stands between the ends of this engine's blocks.
     fork = Fork(80)
     assert fork.d.loadable_tokens(fork.second, 0) == 80
+    assert fork.first.shared_prefix_boundary == 0

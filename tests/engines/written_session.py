@@ -52,6 +52,7 @@ class Request:
     client_index: int = 0
     output_token_ids: Sequence[int] = field(default_factory=list)
     kv_hints: Any = None
+    shared_prefix_boundary: int = 0
 
     def record_event(self, event_type: Any) -> None:
         """Ignore the event: nobody counts."""

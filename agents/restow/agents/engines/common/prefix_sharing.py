@@ -118,6 +118,8 @@ class PrefixFinder:
         """By request that loads a state which will be cached: the hash of the state."""
         self._loaders: dict[bytes, str] = {}
         """By hash of the state: the request that loads it."""
+        self._loaded: list[str] = []
+        """Requests that have begun with what they loaded since the last step."""
         self._failed = ""
         """The reason why the last question had no answer, if it had none."""
         self._log = get_logger("restow.engine").bind(engine=engine_id)
@@ -132,7 +134,7 @@ class PrefixFinder:
         question = self._open.pop(request_id, None)
         if question is not None:
             question.answer.cancel()
-        self.loaded(request_id)
+        self._release(request_id)
 
     def end_all(self) -> None:
         """Forget all requests."""
@@ -144,7 +146,17 @@ class PrefixFinder:
         return request_id in self._loads
 
     def loaded(self, request_id: str) -> None:
-        """Have other requests wait no longer for what a request loads: it is cached, or failed."""
+        """Have other requests wait until this step is scheduled: then the state can be found."""
+        self._loaded.append(request_id)
+
+    def step(self) -> None:
+        """Have other requests wait no longer for what was loaded before this step."""
+        for request_id in self._loaded:
+            self._release(request_id)
+        self._loaded.clear()
+
+    def _release(self, request_id: str) -> None:
+        """Have other requests wait no longer for what a request loads."""
         name = self._loads.pop(request_id, None)
         if name is not None:
             del self._loaders[name]
@@ -171,7 +183,7 @@ class PrefixFinder:
         question = self._open.get(request_id)
         if question is None:
             if not decode.waits(request_id):  # its load has failed
-                self.loaded(request_id)
+                self._release(request_id)
             return True
         if not question.is_over:
             return False
@@ -422,7 +434,7 @@ class PrefixSharing:
         return self._finder.loads(request_id)
 
     def loaded(self, request_id: str) -> None:
-        """Hear that what a request has loaded is cached."""
+        """Hear that a request begins with what it has loaded."""
         self._finder.loaded(request_id)
 
     def forget_cached(self) -> None:
@@ -508,6 +520,7 @@ class PrefixSharing:
 
         ``known`` False: the engine's weights are unknown, so nothing is reported or handed over.
         """
+        self._finder.step()
         if self._cached is None or self._giver is None:
             return []
         changes = self._cached.changes()

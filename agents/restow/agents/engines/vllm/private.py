@@ -236,6 +236,15 @@ def keep_at_marks(core: Any, marks_of: Callable[[str], Sequence[int]]) -> None:
     scheduler._mamba_block_aligned_split = aligned
 
 
+def keep_loaded(request: Any, position_tokens: int) -> None:
+    """Have vLLM keep a recurrent state that a request loads in its cache, for other requests.
+
+    Why: of the states in a prompt vLLM keeps only those where prompts part, and no hook lets a
+    connector name another.
+    """
+    request.shared_prefix_boundary = position_tokens
+
+
 def token_ids(request: Any) -> list[int]:
     """Return the list in which a request keeps its tokens.
 

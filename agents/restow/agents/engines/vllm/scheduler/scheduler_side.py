@@ -30,7 +30,7 @@ from restow.agents.engines.common.prefill_decode import (
 )
 from restow.agents.engines.common.prefix_sharing import PrefixSharing
 from restow.agents.engines.common.registration import ConnectorSettings
-from restow.agents.engines.vllm.private import token_ids
+from restow.agents.engines.vllm.private import keep_loaded, token_ids
 from restow.agents.engines.vllm.scheduler.hints import KvHints
 from restow.agents.engines.vllm.scheduler.moves import MoveOrders, ReplyMoves
 from restow.agents.engines.vllm.scheduler.requests import (
@@ -314,6 +314,8 @@ class SchedulerSide:
             return
         # The mark of the step that is being scheduled; steps before may still write to the blocks.
         mark = self._step.write_mark = self._write_mark + 1
+        if self._recurrent and self._prefixes is not None and self._prefixes.loads(request_id):
+            keep_loaded(request, position)
         delivery = self._decode.load(request_id, named, external_tokens, content, mark)
         if self._sampled is not None and request_id in self._handed_on:
             self._sampled.wait(request, delivery)
