@@ -209,7 +209,7 @@ class Commands:
     @property
     def faults(self) -> Sequence[Callable[[Store], None]]:
         """Return what may go wrong with a store."""
-        return (self._end, self.pause, self._cut, self.cut_from_broker, self._drain, self._forget)
+        return (self._end, self.pause, self._cut, self.cut_from_broker, self._drain, self.forget)
 
     def _go_wrong(self, fault: Callable[[Store], None]) -> None:
         self._history.hinder()
@@ -244,7 +244,7 @@ class Commands:
 
         store.spawn(drain())
 
-    def _forget(self, store: Store) -> None:
+    def forget(self, store: Store) -> None:
         """Have an operator make all stores forget the states of the first weights."""
         revision = store.ground.layout.model.revision
         self._history.brokers.tell_leader(
