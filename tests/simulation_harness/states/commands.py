@@ -209,7 +209,7 @@ class Commands:
     @property
     def faults(self) -> Sequence[Callable[[Store], None]]:
         """Return what may go wrong with a store."""
-        return (self._end, self.pause, self._cut, self.cut_from_broker, self._drain, self._forget)
+        return (self._end, self.pause, self._cut, self.cut_from_broker, self._drain, self.forget)
 
     def _go_wrong(self, fault: Callable[[Store], None]) -> None:
         self._history.hinder()
@@ -244,7 +244,7 @@ class Commands:
 
         store.spawn(drain())
 
-    def _forget(self, store: Store) -> None:
+    def forget(self, store: Store) -> None:
         """Have an operator make all stores forget the states of the first weights."""
         revision = store.ground.layout.model.revision
         self._history.brokers.tell_leader(
@@ -316,7 +316,7 @@ class Commands:
         rng = self._rng
         self._given += 1
         other = store if rng.random() < TO_ITSELF else next(one for one in STORES if one != store)
-        asked = Asked(
+        return Asked(
             f"command{self._given}",
             verb,
             prefix,
@@ -325,17 +325,14 @@ class Commands:
             for_s=rng.uniform(*PIN_S) if verb is Verb.PIN else 0.0,
             to_store=other if verb is Verb.MOVE else "",
         )
-        return asked
 
     def _timeout_s(self) -> float:
         draw = self._rng.random()
         if draw < HASTY:
             return self._rng.uniform(0.02, 0.6)
-        return (
-            self._rng.uniform(20.0, 30.0)
-            if draw < HASTY + PATIENT
-            else self._rng.uniform(3.0, 12.0)
-        )
+        if draw < HASTY + PATIENT:
+            return self._rng.uniform(20.0, 30.0)
+        return self._rng.uniform(3.0, 12.0)
 
     async def _told(self, asked: Asked) -> CommandStatus | None:
         """Give a command, and return how it ended; None if nobody tells."""
@@ -350,6 +347,7 @@ class Commands:
     async def _await_end(self, asked: Asked) -> tuple[CommandStatus | None, Who | None]:
         end_s = self._loop.time() + asked.timeout_s + AFTER_S
         status: CommandStatus | None = None
+        who: Who | None = None
         while self._loop.time() < end_s:
             try:
                 # A broker that has restarted does not know it: it is given again.
@@ -360,6 +358,8 @@ class Commands:
             except RestowError as error:
                 if error.reason in ("COMMAND_CONFLICT", "QUOTA_EXCEEDED"):
                     raise Violation(f"a new command is refused: {error.reason}") from error
+                if error.reason == "COMMAND_UNKNOWN" and who is not None and who == self._leader:
+                    raise Violation("a broker has forgotten a command") from error
                 status = None
                 await asyncio.sleep(AGAIN_S)
                 continue

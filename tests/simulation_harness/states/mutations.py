@@ -148,5 +148,9 @@ MUTATIONS: dict[str, Mutation] = {
     # Let a store be done with a prefetch before the state is there.
     "fetched in words": _without((StateRequests, "fetch", _fetch_in_words)),
     # Let a state go with its last reader though a command wants it.
-    "dropped while read": _without((Kept, "use", _count_a_use)),
+    "dropped while read": _without(
+        *_strikes("forget"),
+        (commands, "PLANS", [(Verb.PREFETCH, Verb.PIN, *4 * (Verb.PREFETCH,))]),
+        (Kept, "use", _count_a_use),
+    ),
 }

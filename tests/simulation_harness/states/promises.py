@@ -269,18 +269,17 @@ class Promises:
     def _look_at_late(self, life: Life, given: Given) -> None:
         """Check that a store has heard of a late command, and that a late pin is over.
 
-        Unless its stream has been opened again since: then the store may know nothing of it.
+        If its stream has been opened again since, the store may not know the command.
         """
         record, ended_s = given.store, given.forget_s - KEPT_S
         store = self._stores[given.asked.engine_id][-1]
         clear_s = self._clear_s.get((life, store.name), self._now_s)
-        if record is None or record.gone or record.session_s >= ended_s:
-            return
-        if self._now_s - max(clear_s, ended_s) < REACHED_S:
+        if record is None or record.gone or self._now_s - max(clear_s, ended_s) < REACHED_S:
             return
         asked = self.asked[given.command.command_id]
         verb = next(verb for verb, name in asked.steps() if name == store.name)
-        if (store, asked.command_id, verb) not in self._heard:
+        heard = (store, asked.command_id, verb) in self._heard
+        if not heard and record.session_s < ended_s:
             self._broken(f"{store.name} was not told of a {asked.verb} that is late")
         if asked.verb is Verb.PIN and asked.command_id in store.commands._pins:
             self._broken(f"{store.name} keeps a pin that is refused as late")
