@@ -180,6 +180,11 @@ def test_a_late_command_is_refused_and_a_late_pin_is_released(stores: Stores) ->
     stores.world.wait(LATE_S + 1)
     assert [end.reason for end in stores.ends()] == ["COMMAND_LATE"] * 2
     assert list(stores.orders())[-1] == ("a", Verb.RELEASE)
+    before = len(list(stores.orders()))
+    stores.world.run(lambda _: stores.commands.session_opened(stores.a.record))
+    assert list(stores.orders())[before:] == [("a", Verb.RELEASE)], "its stream may have lost it"
+    (*_, again) = stores.world.orders(SendCommand)
+    assert (again.command.command_id, again.command.prefix.hashes) == ("two", PREFIX.hashes)
     stores.answer(stores.a, "two")
     assert stores.commands.find("t", "two").left_s(stores.world.now_s) == 0
 

@@ -68,6 +68,11 @@ class Given:
         """Whether it has not ended."""
         return self.answer.outcome is Outcome.ACCEPTED
 
+    @property
+    def is_late_pin(self) -> bool:
+        """Whether the store may have pinned what its caller was told is not pinned."""
+        return self.command.verb is Verb.PIN and self.answer.reason == "COMMAND_LATE"
+
     def left_s(self, now_s: float) -> float:
         """Return how long its pin still lasts; 0 if there is none."""
         done = self.answer.outcome in (Outcome.DONE, Outcome.CLIPPED)
@@ -166,14 +171,14 @@ class Commands:
         return self._end(given, answer, now_s)
 
     def session_opened(self, engine: EngineRecord) -> list[Action]:
-        """Repeat the commands that a store has not answered; its stream may have lost them."""
+        """Repeat what a store has not answered; its stream may have lost it."""
         tenant = self.tenants.get(engine.key.tenant)
-        return [
-            action
-            for given in ([] if tenant is None else tenant.open.values())
-            if given.store is engine
-            for action in self._order(given)
-        ]
+        if tenant is None:
+            return []
+        own = [given for given in tenant.by_id.values() if given.store is engine]
+        actions = [action for given in own if given.open for action in self._order(given)]
+        late = (given for given in own if given.is_late_pin)
+        return actions + [SendCommand(one.asked, one.command, Verb.RELEASE) for one in late]
 
     def clear(self) -> None:
         """Forget all commands, because another broker leads now."""
@@ -254,7 +259,9 @@ class Commands:
         given.forget_s = now_s + given.left_s(now_s) + KEPT_S
         del tenant.open[command.command_id]
         tenant.open_bytes -= command.prefix.size_bytes
-        given.command = command._replace(prefix=command.prefix._replace(hashes=b"", end_hash=b""))
+        if not given.is_late_pin:
+            prefix = command.prefix._replace(hashes=b"", end_hash=b"")
+            given.command = command._replace(prefix=prefix)
         tenant.ended.append(given)
         self.counts[command.verb, answer.outcome] += 1
         return [TellCommand(command, answer)]
