@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -47,6 +48,8 @@ class Cached:
     pinned_blocks: int = 0
     let_go_of: list[Prefix] = field(default_factory=list)
     keeps_replies: bool = True
+    room: int = 100
+    """How many states can be pinned."""
     done: list[str] = field(default_factory=list)
 
     def changes(self) -> CacheChanges:
@@ -57,8 +60,9 @@ class Cached:
         return prefix in self.held
 
     def pin_state(self, prefix: Prefix) -> Any:
-        if prefix not in self.held:
+        if prefix not in self.held or not self.room:
             return None
+        self.room -= 1
         return SimpleNamespace(blocks={"full": [1, 2]}, prefix=prefix)
 
     def let_go(self, pin: Any) -> None:
@@ -103,6 +107,21 @@ class Engine:
         self.sharing.new_request("r", prompt(TOKENS), asks=False)
         decode = DecodeSide(self.session, 1)
         assert self.sharing.look("r", begins_with, len(TOKENS) - 1, decode, "")
+
+
+def test_an_offer_waits_while_too_much_is_pinned() -> None:
+    engine = Engine()
+    engine.cached.room = 1
+    for name in ("first", "second", "late"):
+        engine.offer(STATE, name, within_ms=1 if name == "late" else 60_000)
+    assert engine.sharing.step() == ["first"]
+    assert engine.session.take() == [("publish", "first", {"full": [1, 2]}, 32, True)]
+    assert engine.sharing.step() == []
+    time.sleep(0.002)
+    engine.session.end("first")
+    engine.cached.room = 1
+    assert engine.sharing.step() == ["second"]
+    assert engine.session.take() == [("publish", "second", {"full": [1, 2]}, 32, True)]
 
 
 def test_an_offered_state_stays_until_it_was_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from engines.test_prefix_giving import Cached
 from engines.test_vllm_content import Lora
 from engines.written_session import Request, Session
+from restow.agents.engines.common import prefix_sharing
 from restow.agents.engines.common.adapter_errors import SettingsError
 from restow.agents.engines.common.blocks import Group
 from restow.agents.engines.common.chains import RequestChains
@@ -26,16 +28,21 @@ from restow.broker.client import BrokerCallError, PrefixChain, PrefixHolder, cha
 GROUPS = (Group("group.0", 32), Group("group.1", 32, 0))
 PROMPT = list(range(100))
 BLOCKS = ([1, 2, 3, 4], [0, 0, 0, 9])
+PATIENT_MS = 600_000
+"""A busy machine may take a test from its processor for longer than an engine waits."""
 
 
 def finding(
-    session: Session, role: str = "kv_both", cached_tokens: int | None = None
+    session: Session,
+    role: str = "kv_both",
+    cached_tokens: int | None = None,
+    find_ms: int = PATIENT_MS,
 ) -> SchedulerSide:
-    """Return a scheduler side that finds prefixes.
+    """Return a scheduler side that finds prefixes, and waits ``find_ms`` for each answer.
 
     ``cached_tokens`` are those of any request, keys and states alike; None: whatever vLLM counts.
     """
-    settings = ConnectorSettings.of({"prefix": "find"})
+    settings = ConnectorSettings.of({"prefix": "find", "find_ms": find_ms})
     prefix = PrefixSharing("E", session, settings, RequestChains(32), GROUPS)
     told = None if cached_tokens is None else lambda _: cached_tokens or 0
     return SchedulerSide("E", "life", role, GROUPS, 0, session, settings, prefix, told)
@@ -160,7 +167,7 @@ def test_a_handoff_whose_keys_are_all_here_is_loaded_for_its_state() -> None:
 
 def test_a_broker_that_is_silent_or_fails_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
     session, requests = Session(), [plain(request_id=f"r{number}") for number in range(2)]
-    d = finding(session)
+    d = finding(session, find_ms=ConnectorSettings().find_ms)
     for request in requests:
         d.new_request(request)
         assert d.loadable_tokens(request, 0) is None
@@ -282,6 +289,27 @@ def test_where_replies_ended_in_a_recurrent_models_prompt_is_asked_for_too() -> 
     assert session.given("prefix") == [chain_of(tokens, ends_tokens=[82]).prefix(82)]
 
 
+def test_a_reply_that_moves_waits_until_its_state_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The broker hears of the state after the client has heard of the move.
+    patience_s = 600.0
+    monkeypatch.setattr(prefix_sharing, "MOVED_S", patience_s)
+    monkeypatch.setattr(prefix_sharing, "MOVED_AGAIN_S", 0.0)
+    session = Session()
+    d = finding(session)
+    requests = [Request(PROMPT, {"moved": True}, name) for name in ("known later", "never known")]
+    for request in requests:
+        d.new_request(request)
+        for _ in range(3):
+            assert d.loadable_tokens(request, 0) is None
+            session.questions[-1][1].set_result(hold(64))
+    assert len(session.questions) == 6
+    assert d.loadable_tokens(requests[0], 0) is None
+    session.questions[-1][1].set_result(hold(64, 99))
+    assert d.loadable_tokens(requests[0], 0) == 99
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + patience_s)
+    assert d.loadable_tokens(requests[1], 0) == 64
+
+
 def test_a_model_without_states_is_found_by_its_blocks_alone() -> None:
     session = Session()
     settings, groups = ConnectorSettings.of({"prefix": "find"}), (Group("group.0", 32),)
@@ -298,7 +326,7 @@ class Fork:
 
     def __init__(self, held_tokens: int = 96) -> None:
         session = Session()
-        settings = ConnectorSettings.of({"prefix": "find+tell"})
+        settings = ConnectorSettings.of({"prefix": "find+tell", "find_ms": PATIENT_MS})
         of_cache = RequestChains(32), GROUPS, Cached([]), PrefixOffers(lambda: None)
         prefix = PrefixSharing("E", session, settings, *of_cache)
         self.d = SchedulerSide("E", "life", "kv_both", GROUPS, 0, session, settings, prefix)

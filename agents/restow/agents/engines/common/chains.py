@@ -144,6 +144,11 @@ class RequestChains:
         self._read(followed)
         return PromptChain(self.quantum_tokens, tuple(followed.hashes))
 
+    def is_moved(self, request_id: str) -> bool:
+        """Return whether a request goes on with a reply of another engine."""
+        followed = self._followed.get(request_id)
+        return followed is not None and followed.prompt.moved
+
     def ends(self, request_id: str, last_tokens: int) -> tuple[tuple[int, bytes], ...]:
         """Return where replies may have ended in a prompt: token counts and their hashes.
 

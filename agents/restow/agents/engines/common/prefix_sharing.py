@@ -26,6 +26,9 @@ from restow.broker.logs import get_logger
 
 PATIENCE_MS = 10_000
 """How long a request waits for a prefix, which its holder has already."""
+MOVED_S, MOVED_AGAIN_S = 1.0, 0.02
+"""How long a reply that moves waits until the broker knows its state, and how often it asks. The
+engine that has ended the reply tells of the state in its next step."""
 
 
 class PrefixCache(Protocol):
@@ -77,7 +80,10 @@ class _Question:
 
     chain: PrefixChain
     answer: Future[Holders]
+    asked_s: float
     until_s: float
+    patient_until_s: float
+    """Until when to ask again if nobody holds all of the state; 0: do not ask again."""
 
     @property
     def is_over(self) -> bool:
@@ -187,7 +193,11 @@ class PrefixFinder:
             return True
         if not question.is_over:
             return False
-        tokens = self._most_tokens(question)
+        tokens, now_s = self._most_tokens(question), time.monotonic()
+        if tokens < last_tokens and now_s < question.patient_until_s:
+            if now_s >= question.asked_s + MOVED_AGAIN_S:
+                self._ask(request_id, last_tokens, question.patient_until_s)
+            return False
         prefix = question.chain.prefix(tokens) if tokens >= least_tokens else None
         cached = bool(prefix and self._block_tokens) and tokens % self._block_tokens == 0
         if prefix is not None and cached and prefix.hashes[-1] in self._loaders:
@@ -200,15 +210,18 @@ class PrefixFinder:
                 self._loaders[prefix.hashes[-1]] = request_id
         return True
 
-    def _ask(self, request_id: str, last_tokens: int) -> None:
-        chain = self._chains.chain(request_id)
+    def _ask(self, request_id: str, last_tokens: int, patient_until_s: float = 0.0) -> None:
+        chain, now_s = self._chains.chain(request_id), time.monotonic()
         if chain is None:
             return
+        if self._ends and self._chains.is_moved(request_id):
+            patient_until_s = patient_until_s or now_s + MOVED_S
         hashes = chain.hashes[: last_tokens // self._form.quantum_tokens]
         ends = self._chains.ends(request_id, last_tokens) if self._ends else ()
         asked = PrefixChain(self._form, hashes, ends=ends)
         answer = self._session.find([asked], timeout_s=self._find_s)
-        self._open[request_id] = _Question(asked, answer, time.monotonic() + self._find_s)
+        until_s = now_s + self._find_s
+        self._open[request_id] = _Question(asked, answer, now_s, until_s, patient_until_s)
 
     def _most_tokens(self, question: _Question) -> int:
         """Return how many tokens another engine holds."""
@@ -256,15 +269,13 @@ class PrefixOffers:
         """Whether no offer waits."""
         return self._queue.empty()
 
-    def take(self) -> Iterator[Offer]:
-        """Yield the offers that came since the last call and are still open."""
+    def take(self) -> Iterator[tuple[Offer, float]]:
+        """Yield the offers that came since the last call, and until when each is open."""
         while True:
             try:
-                offer, until_s = self._queue.get_nowait()
+                yield self._queue.get_nowait()
             except Empty:
                 return
-            if time.monotonic() < until_s:
-                yield offer
 
 
 class PrefixGiver:
@@ -289,6 +300,8 @@ class PrefixGiver:
         self._ends = HandoffEnds()
         self._pins: dict[str, Any] = {}
         """By handoff that is published."""
+        self._waiting: list[tuple[Offer, float]] = []
+        """Offers of states that can be pinned when others have been read."""
 
     @property
     def pending(self) -> bool:
@@ -296,23 +309,33 @@ class PrefixGiver:
         return not (self._offers.empty and self._ends.empty)
 
     def step(self) -> list[str]:
-        """Answer all offers and let go what was read; return the handoffs that workers fence."""
+        """Answer offers and let go what was read; return the handoffs that workers fence."""
         for end in self._ends.take():
             self._cached.let_go(self._pins.pop(end.handoff_id))
             if end.failed:
                 end.log("a prefix was not handed over")
-        return [offer.handoff_id for offer in self._offers.take() if self._publish(offer)]
+        offers, self._waiting = [*self._waiting, *self._offers.take()], []
+        now_s = time.monotonic()
+        return [
+            offer.handoff_id
+            for offer, until_s in offers
+            if now_s < until_s and self._publish(offer, until_s)
+        ]
 
     def decline_all(self) -> None:
         """Decline all offers, since it is unknown which weights computed what is cached."""
-        for offer in self._offers.take():
+        for offer, _ in (*self._waiting, *self._offers.take()):
             self._session.decline_offer(offer.handoff_id, "its weights were replaced")
+        self._waiting = []
 
-    def _publish(self, offer: Offer) -> bool:
-        """Publish an offered prefix; return False if it was declined."""
+    def _publish(self, offer: Offer, until_s: float) -> bool:
+        """Publish an offered prefix; return False if it was declined, or waits for room."""
         handoff_id, prefix = offer.handoff_id, offer.prefix
         known = prefix.form == self._form and not prefix.salt and handoff_id not in self._pins
         pin = self._cached.pin_state(prefix) if known else None
+        if pin is None and known and self._pins and self._cached.holds(prefix):
+            self._waiting.append((offer, until_s))  # too much is pinned now
+            return False
         if pin is None:
             self._session.decline_offer(handoff_id, "it is not cached any more")
             return False

@@ -78,6 +78,10 @@ class _Kept:
     blocks: Blocks = field(default_factory=dict)
     readers: int = 0
 
+    def holds(self, asked: Prefix) -> bool:
+        """Return whether the state is what is asked for."""
+        return asked == self.prefix
+
     def pin_state(self, asked: Prefix) -> _Kept | None:
         """Return the state if it is what is asked for."""
         self.readers += asked == self.prefix
