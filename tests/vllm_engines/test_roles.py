@@ -64,10 +64,10 @@ async def test_what_an_engine_held_before_it_changed_sides_is_taken_from_it(
         await change_sides(house, "one")
         of_other = await replied_by(house, "one", "other", 2)
         await change_sides(house, "one")
-        turns.append(await replied_by(house, "other", "one", 3))
-        # Its drain has ended: a reply that could move stays.
+        # Nobody replied when it was drained, and the drain is over: what could move stays.
         stays = await house["one"].ask(drawn(40, 4), STEPS, params={"movable": True})
         assert (len(stays.tokens), stays.stop_reason) == (STEPS, None)
+        turns.append(await replied_by(house, "other", "one", 3))
         for turn, name in (*((turn, "other") for turn in turns), (of_other, "one")):
             said = await house[name].ask(turn.ids, STEPS)
             assert (said.error, said.cached) == ("", turn.held_tokens)

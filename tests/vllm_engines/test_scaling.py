@@ -76,7 +76,7 @@ class Clients:
         while not self._over:
             turn += 1
             # Of a salt of its own nothing is held, and P has something to compute.
-            said = await self._said(self._router, self._prompts[number], f"{number}/{turn}")
+            said = await self._said(self._router, self._prompts[number], f"{number}-{turn}")
             assert said == self._right[number], turn
             self.replies += 1
 
