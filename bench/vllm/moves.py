@@ -47,8 +47,8 @@ from bench.vllm.forks import (
     hybrid,
 )
 from bench.vllm.second_turn import llama
-from restow.agents.engines.vllm.scheduler.requests import MOVED_REASON
 from restow.broker.client import AsyncAdminClient
+from restow.broker.router.bodies import MOVED
 from vllm_harness.engine import Answer, Options
 from vllm_harness.house import MODEL, SOON_S, TELL, House, both_sides, drawn, vllm_house
 
@@ -137,7 +137,7 @@ class Mover:
     ) -> Reply:
         """Have an engine reply, and another one go on with the reply if the first one leaves."""
         parts = [await self.house[source].ask(ids, tokens, **more)]
-        if parts[0].stop_reason == MOVED_REASON:
+        if parts[0].stop_reason == MOVED:
             said = [*ids, *parts[0].tokens]
             left = tokens - len(parts[0].tokens)
             params = {**MOVABLE, "moved": True}
