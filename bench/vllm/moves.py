@@ -89,9 +89,10 @@ GAPS = (
 def run(put: Put, repeats: int) -> None:
     """Measure all rows; RESTOW_VLLM_PYTHON names the interpreter of vLLM's environment."""
     python = Path(os.environ["RESTOW_VLLM_PYTHON"])
+    asyncio.run(equal(put, python))
     for case in GAPS:
         asyncio.run(gap(put, python, repeats, case))
-    for measure in (equal, drain, forks, agents):
+    for measure in (forks, agents, drain):
         asyncio.run(measure(put, python, repeats))
 
 
@@ -214,7 +215,7 @@ async def _first_token(house: House, name: str, ids: list[int]) -> float:
 # -- equal tokens ---------------------------------------------------------------------------------
 
 
-async def equal(put: Put, python: Path, _repeats: int) -> None:
+async def equal(put: Put, python: Path) -> None:
     """Compare replies that move with those that nobody interrupts, and replies with a seed."""
     one = Options(MODEL, prefix_caching=True, extra=TELL)
     wanted = both_sides(one=one, other=replace(one, **OTHER))
