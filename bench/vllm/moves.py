@@ -291,7 +291,10 @@ class Left:
     stayed_s: list[float] = field(default_factory=list)
     anew_s: list[float] = field(default_factory=list)
     moved: int = 0
-    recomputed: int = 0
+    in_part: int = 0
+    """Sessions of which another state than that at their last token was found."""
+    whole: int = 0
+    """Sessions of which no state was found."""
     failed: int = 0
 
 
@@ -309,14 +312,15 @@ async def drain(put: Put, python: Path, repeats: int) -> None:
                 kept = left if number >= WARM_UP else Left()
                 await _sessions_leave(Mover(house, admin), number, kept)
         case = f"{HYBRID}: {SESSIONS} sessions leave an engine, its cache {room}"
-        note = f"{left.recomputed} recomputed, {left.failed} failed of {left.moved} that moved"
+        note = f"of {left.moved}: {left.in_part} recomputed in part, {left.whole} whole, "
+        note += f"{left.failed} failed"
         values = f"{case}: until it is empty", left.empty_s
         put(compared(SUITE, *values, NOT_MOVED, left.stayed_s, note=note))
         values = f"{case}: until all have their next token", left.empty_s
         put(compared(SUITE, *values, ANEW, left.anew_s, note=note))
-        unharmed = left.moved - left.recomputed - left.failed
+        unharmed = left.moved - left.in_part - left.whole - left.failed
         counts = left.moved, "neither recomputed nor failed", unharmed, unharmed / left.moved
-        put(Row(SUITE, case, 0, *counts, 1.0, "", left.moved, "sessions"))
+        put(Row(SUITE, case, 0, *counts, 1.0, note, left.moved, "sessions"))
 
 
 async def _sessions_leave(mover: Mover, number: int, left: Left) -> None:
@@ -344,7 +348,9 @@ async def _sessions_leave(mover: Mover, number: int, left: Left) -> None:
     moved = [reply for reply in replies if reply.moved]
     left.moved += len(moved)
     left.failed += sum(reply.failed for reply in moved)
-    left.recomputed += sum(reply.behind > 1 for reply in moved if not reply.failed)
+    again = [reply.parts[1].cached for reply in moved if not reply.failed and reply.behind > 1]
+    left.whole += again.count(0)
+    left.in_part += len(again) - again.count(0)
     left.empty_s.append(max(reply.parts[1].first_s for reply in moved) - drained_s)
     left.stayed_s.append(max(reply.parts[0].done_s for reply in stayed) - stay_drained_s)
     left.anew_s.append(
