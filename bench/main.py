@@ -95,6 +95,7 @@ SUITES = (
         "vllm-second-turn", "vllm.second_turn:run", "time second turns by where the state is", VLLM
     ),
     Suite("vllm-early-reads", "vllm.early_reads:run", "read while P computes a long prompt", VLLM),
+    Suite("vllm-moves", "vllm.moves:run", "move replies, fork states, keep marked ones", VLLM),
     Suite("host-copies", "gpu.host_copies:run", "copy host memory, beside memcpy"),
     Suite("gpu-host-work", "gpu.host_work:run", "bind a packed handoff between two GPUs"),
     Suite("gpu-kernels", "gpu.kernels:run", "run the Triton kernels, beside torch", GPU),

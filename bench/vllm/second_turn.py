@@ -64,33 +64,35 @@ class Case:
     engine: dict[str, Any] = field(default_factory=dict)
 
 
-def _llama() -> PreTrainedModel:
+def llama(**more: int) -> PreTrainedModel:
+    """Make a model of attention alone, of 76 M weights; ``more`` is what its config has besides."""
     wide = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12}
     heads = {"num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64}
     numbers = COMMON | wide | heads | {"initializer_range": 0.02, "dtype": "float32"}
+    numbers |= more
     made: PreTrainedModel = AutoModelForCausalLM.from_config(
         AutoConfig.for_model("llama", **numbers)
     )
     return made
 
 
-def _qwen3_next() -> PreTrainedModel:
+def qwen3_next(**more: int) -> PreTrainedModel:
+    """Make a hybrid model of 27 M weights; ``more`` is what its config has besides."""
     wide = {"hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 8}
-    return HYBRIDS["qwen3_next"].make(
-        **wide, moe_intermediate_size=512, shared_expert_intermediate_size=512
-    )
+    experts = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+    return HYBRIDS["qwen3_next"].make(**wide, **experts, **more)
 
 
 LONG = {"max_model_len": 2048, "max_num_seqs": 4}
 CASES = (
     Case(
         "llama, 76 M weights",
-        *(1024, 64, lambda folder: write_checkpoint(_llama, folder), False),
+        *(1024, 64, lambda folder: write_checkpoint(llama, folder), False),
         LONG | {"block_size": 32},
     ),
     Case(
         "Qwen3-Next, 27 M weights",
-        *(1024, 64, lambda folder: write_checkpoint(_qwen3_next, folder), True),
+        *(1024, 64, lambda folder: write_checkpoint(qwen3_next, folder), True),
         LONG | {"dtype": "bfloat16", "skip_tokenizer_init": False},
     ),
     Case("recall, 0.4 M weights", 64, 24, lambda _: MODEL, True),

@@ -46,6 +46,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "./run bench --suite eviction": "needs a trace that is not in this repository; "
         "tests/bench/test_suites.py reads one of its form",
         "RESTOW_LMCACHE_PYTHON=": "measures for minutes, with LMCache where it is installed",
+        "./run bench --suite vllm-moves": "measures for minutes, with a real vLLM",
     },
     "docs/operators.md": {
         "restow serve --listen 0.0.0.0:7350 --tls": GOES_ON + f"; {SECURITY} starts one",

@@ -76,7 +76,8 @@ class Engine:
 
     async def _generate(self, told: dict[str, Any]) -> None:
         sampling = SamplingParams(
-            temperature=0.0,
+            temperature=told.get("temperature", 0.0),
+            seed=told.get("seed"),
             max_tokens=told["max_tokens"],
             ignore_eos=True,
             # vLLM has logprobs only of answers that it puts into words.
