@@ -27,6 +27,8 @@ from vllm_harness.cached_scheduler import SchedulerHistory, Step, play
 from vllm_harness.said_session import Load, SaidSession
 
 BLOCKS, PINNED_BLOCKS, STEPS, REQUESTS = 96, 32, 200, 5
+NEVER_MS = 3_600_000
+"""So that no history depends on how fast it is played."""
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 TRANSFER: dict[str, Any] = {
     "kv_connector": "RestowConnector",
@@ -162,7 +164,7 @@ class History(SchedulerHistory):
             quantum = self.form.quantum_tokens
             hashes = tuple(names[quantum - 1 : whole * quantum : quantum])
             prefix = Prefix(self.form, tokens, hashes, content if rest else b"")
-            self.offers.hear(Offer(self.session.next_offer(), prefix, content, 1000))
+            self.offers.hear(Offer(self.session.next_offer(), prefix, content, NEVER_MS))
 
     def _load(self, load: Load) -> None:
         """Have a state arrive, or a part of it, and then have its end told."""
@@ -220,10 +222,12 @@ class History(SchedulerHistory):
         while self.session.loads:
             for load in list(self.session.loads):
                 self._load(load)
-        for handoff_id in list(self.session.published):
-            self.session.end_publication(handoff_id)
-        while self.engine.scheduler.has_requests():
-            self._compute(self.engine.schedule())
+        giver = self.prefix._giver
+        assert giver is not None
+        while self.session.published or giver._waiting or self.engine.scheduler.has_requests():
+            for handoff_id in list(self.session.published):
+                self.session.end_publication(handoff_id)
+            self._compute(self.engine.schedule())  # publishes what has waited for room
         self._compute(self.engine.schedule())
         ends = self.cached._ends._ends
         assert self.session.told == {
@@ -236,6 +240,9 @@ class History(SchedulerHistory):
         left = [
             self.prefix._finder._new,
             self.prefix._finder._open,
+            self.prefix._finder._loads,
+            self.prefix._finder._loaders,
+            giver._waiting,
             self.prefix._begun,
             self.cached.chains._followed,
             self.cached.chains._named,
