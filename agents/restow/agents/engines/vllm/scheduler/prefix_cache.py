@@ -221,7 +221,8 @@ class CachedPrefixes:
     ) -> None:
         """Follow the cache of ``groups``, by vLLM's numbers; pin at most ``limit_blocks``.
 
-        So requests find room beside the pins. Raises `EngineUnsupportedError`.
+        So requests find room beside the pins; one state alone may have more. Raises
+        `EngineUnsupportedError`.
         """
         self.chains = RequestChains(manager.block_pool.hash_block_size)
         self._holdings = CacheHoldings(groups, self.chains.named, self.chains.before)
@@ -326,9 +327,9 @@ class CachedPrefixes:
         return Pin(ids, tuple(kept), self._watch.pool.free_blocks)
 
     def _kept(self, pin: Pin) -> Pin | None:
-        """Keep a pin's blocks; None: too many would be pinned."""
+        """Keep a pin's blocks; None: too many would be pinned. A long state is pinned alone."""
         more = {block.block_id for block in pin.kept} - self._pinned.keys()
-        if len(self._pinned) + len(more) > self._limit_blocks:
+        if self._pinned and len(self._pinned) + len(more) > self._limit_blocks:
             return None
         self._watch.pool.touch(pin.kept)
         self._pinned.update(block.block_id for block in pin.kept)
