@@ -235,6 +235,14 @@ def test_a_pin_lasts_as_long_as_its_store_says(
     assert pin.left_s(stores.world.now_s) == left_s
 
 
+def test_a_release_ends_no_command_of_its_state_that_is_being_carried_out(stores: Stores) -> None:
+    fetched = stores.give(command("fetch"))
+    stores.give(command("release", Verb.RELEASE))
+    stores.answer(stores.a, "release")
+    stores.world.wait(1.0)
+    assert fetched.open
+
+
 def test_commands_are_limited_and_forgotten_long_after_their_end(stores: Stores) -> None:
     for number in range(MAX_OPEN):
         stores.give(command(str(number)))

@@ -55,9 +55,9 @@ def test_no_promise_is_broken_and_nothing_fails_without_need() -> None:
     broken = [f"seed {one.seed}: {one.violation}" for one in found if one.violation]
     assert not broken, "./run simulate --several --seed N replays one"
     assert sum(one.acts for one in found) > 40 * HISTORIES
-    assert {fault.split()[1] for one in found for fault in one.faults} == {
-        kind.__name__ for kind in FleetFaults(History(0)).kinds
-    }
+    struck = {fault.split()[1] for one in found for fault in one.faults}
+    of_brokers = {name for name in struck if not name.startswith("store_")}
+    assert of_brokers == {kind.__name__ for kind in FleetFaults(History(0)).kinds}
     ends = sum((one.unhindered for one in found), Counter[str]())
     assert ends["DONE"] > 3 * HISTORIES
 

@@ -166,7 +166,7 @@ class Commands:
             answer = refusal
         if command.verb is Verb.RELEASE and answer.outcome is Outcome.DONE:
             for other in tenant.by_id.values():
-                if other.store is engine and other.state == given.state:
+                if other.store is engine and other.state == given.state and not other.open:
                     other.until_s = min(other.until_s, now_s)
         return self._end(given, answer, now_s)
 
