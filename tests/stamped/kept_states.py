@@ -64,6 +64,8 @@ class KeptStates:
         self._session, self._requests, self._rng = session, requests, rng
         self._fence, self._spawn = fence, spawn
         self._kept: dict[Prefix, Kept] = {}
+        self._losses = 0
+        """How often a rank has lost its memory."""
         self.false_offers = 0
         """Offers for what was told, and was not held any more."""
         self.silent = SILENT
@@ -120,10 +122,10 @@ class KeptStates:
             self._give_if_free(kept)
 
     async def _keep(self, prompt: Prompt, ids: Ids) -> None:
-        revision = self._requests.revision
+        computed_with = self._requests.revision, self._losses
         session, prefix = await self._session(), prefix_of(prompt)
-        # It was computed twice, or the weights were replaced before there was a session.
-        if prefix in self._kept or self._requests.revision != revision:
+        # It was computed twice, or weights or memory were replaced before there was a session.
+        if prefix in self._kept or computed_with != (self._requests.revision, self._losses):
             return self._requests.pages.give(ids)
         self._kept[prefix] = Kept(prompt, ids)
         for group, hashes in self._told(prefix, ids).items():
@@ -160,6 +162,7 @@ class KeptStates:
 
     def lose(self) -> None:
         """Forget all states at once and tell so, after a rank has lost its memory."""
+        self._losses += 1
         for kept in list(self._kept.values()):
             self._spawn(self.evict(kept.prompt))
 
