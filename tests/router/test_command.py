@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -68,9 +69,15 @@ async def test_it_serves_with_and_without_a_broker_until_it_is_told_to_stop() ->
 
 
 @asynccontextmanager
-async def router_of_files(folder: Path, p: str, d: str) -> AsyncIterator[tuple[str, Process]]:
-    """Run a router whose D's stand in the file ``decode``; yield its address and its process."""
-    (folder / "decode").write_text(d)
+async def router_of_files(
+    folder: Path, p: str, d: str | Callable[[Process], None]
+) -> AsyncIterator[tuple[str, Process]]:
+    """Run a router whose D's stand in the file ``decode``; yield its address and its process.
+
+    If ``d`` is called, it has the router, which starts, read them.
+    """
+    if isinstance(d, str):
+        (folder / "decode").write_text(d)
     address = f"127.0.0.1:{free_port()}"
     words = ["--listen", address, "--prefill", p, "--decode", f"@{folder / 'decode'}"]
     process = await asyncio.create_subprocess_exec(
@@ -78,6 +85,8 @@ async def router_of_files(folder: Path, p: str, d: str) -> AsyncIterator[tuple[s
     )
     assert process.stdout is not None
     try:
+        if not isinstance(d, str):
+            await asyncio.to_thread(d, process)
         await process.stdout.readline()
         yield f"http://{address}", process
     finally:
@@ -118,6 +127,26 @@ async def test_a_reply_goes_on_at_an_engine_that_a_file_named_later(tmp_path: Pa
             (choice,) = (await response.json())["choices"]
         assert choice["text"] == text(REPLY)
         assert d1.bodies[-1]["prompt"] == [*PROMPT, *REPLY[:3]]
+
+
+async def test_a_signal_before_it_serves_has_files_read_again_too(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "decode")
+
+    def signalled(process: Process) -> None:
+        with (tmp_path / "decode").open("w") as pipe:  # once the router reads it
+            (tmp_path / "later").write_text(d1.url)
+            (tmp_path / "later").replace(tmp_path / "decode")
+            process.send_signal(signal.SIGHUP)
+            pipe.write(d0.url)
+
+    async with (
+        fake_engine(well) as p,
+        fake_engine(well) as d0,
+        fake_engine(well) as d1,
+        router_of_files(tmp_path, p.url, signalled) as (url, _),
+        ClientSession() as http,
+    ):
+        assert await asked(http, url) == d1.url
 
 
 @pytest.mark.parametrize("broken", ["", "d1", "http://me:key@d:1"])

@@ -224,6 +224,9 @@ def router(
     SIGTERM or SIGINT. SIGHUP has it read files of engines again. Use it to try things;
     docs/router.md names routers for production.
     """
+    in_files = any(words.startswith("@") for words in (*prefill, *decode))
+    if in_files:  # a signal that comes before the server runs does not end it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with _extra("router", "the router"):
         from aiohttp import web
 
@@ -243,7 +246,6 @@ def router(
         return p, d
 
     p, d = ([RoutedEngine(*one) for one in side] for side in named())
-    in_files = any(words.startswith("@") for words in (*prefill, *decode))
 
     async def app() -> web.Application:
         client = None
@@ -262,6 +264,7 @@ def router(
 
         if in_files:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
+            read_again()  # a signal may have come before
         return served
 
     with logging_to_stderr(log_format == "json"):
