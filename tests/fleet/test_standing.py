@@ -75,11 +75,13 @@ async def test_a_standby_says_who_leads(etcd: EtcdCluster, tmp_path: Path) -> No
 async def test_a_leader_goes_above_an_epoch_that_an_engine_knows(
     etcd: EtcdCluster, tmp_path: Path
 ) -> None:
-    async with one_broker(etcd, name_of(tmp_path)) as x:
-        await let_in(x)
+    async with one_broker(etcd, name_of(tmp_path)) as x, pair(x.address) as both:
         x.hub.standing.name_epoch(40)
         await until(lambda: x.hub.standing.epoch == 41)
         assert x.hub.standing.term == 1
+        assert (await both.hand_over()).done
+        for session in (both.p, both.d):  # the next event says it
+            assert session._stream._epochs.highest == 41
 
 
 async def test_a_broker_fails_when_its_part_in_the_fleet_does(

@@ -75,7 +75,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
-            lambda: pb.ConnectResponse(epoch=hub.standing.epoch),
+            pb.ConnectResponse,
             hub.max_queue,
             on_full=lambda: loop.call_soon(lose),
             account=account,

@@ -141,7 +141,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
 
         stand = Stand.of(hub.standing)
         outbox: EngineOutbox = Outbox(
-            lambda: pb.SessionResponse(epoch=hub.standing.epoch),
+            pb.SessionResponse,
             hub.max_queue,
             on_full=lambda: loop.call_soon(lose),
             account=engine.account,

@@ -24,10 +24,11 @@ from restow.broker.server.services.checked_messages import (
 )
 from restow.broker.server.services.command_messages import answer_of
 from restow.broker.server.services.prefix_messages import batch_of, named_of, revision_of
+from restow.v1 import agent_link_pb2
 from restow.v1 import broker_pb2 as pb
 
 Message = TypeVar("Message")
-Batch = TypeVar("Batch")
+Batch = TypeVar("Batch", agent_link_pb2.ConnectResponse, pb.SessionResponse)
 
 MAX_AT_ONCE = 512
 """Messages of a batch that are handled before others have a turn; a batch may hold millions."""
@@ -89,10 +90,12 @@ async def hear_batch(
 async def batches_to_say(outbox: Outbox[Batch], stand: Stand) -> AsyncIterator[Batch]:
     """Yield the batches to write on a stream; raises the error that the outbox was closed with.
 
-    Batches that were decided in an epoch which has ended are left out.
+    Batches that were decided in an epoch which has ended are left out. A leader that has raised its
+    epoch says the new one at once.
     """
     while (batch := await outbox.take()) is not None:
         if await stand.holds():
+            batch.epoch = stand.standing.epoch
             yield batch
 
 
