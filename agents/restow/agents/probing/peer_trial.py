@@ -109,8 +109,8 @@ def _check_key(key: bytes) -> None:
 EXIT_S = 0.02
 """Time in which the threads of a killed process end, before it is waited for.
 
-Linux 6.18 may spin for a minute in `wait4` if it removes the process and a thread of it from /proc
-at once on one CPU (`shrink_dcache_parent`); the agent's process can't even be killed then.
+Linux 6.18 was seen to spin for more than ten seconds in `wait4`, where it removes the process from
+/proc (`shrink_dcache_parent`); the agent's process can't even be killed then.
 """
 
 _PROGRAM = "restow.agents.probing.nixl_metadata_trial"
